@@ -25,7 +25,7 @@ from .operator_states import (
 from .operator_writes import Proof, Write, is_pending
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
-from .settlement.flip import with_cleared_retry
+from .settlement.outcome_values import with_cleared_retry
 from .values import TEN_YEARS, Values, as_timedelta, expect_seconds
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dcl_processor.candidates import question
-from dcl_processor.engine import claim, compare_and_set, key_claim, lane, session, settling
+from dcl_processor.engine import claim, key_claim, lane, session, settling
 from dcl_processor.engine.heartbeat import Heartbeat
-from dcl_processor.settlement import flip
+from dcl_processor.settlement import outcome_values, writing
 
 #: Objects, each with the name of an attribute that is replaced.
 Seam = tuple[tuple[Any, str], ...]
@@ -34,11 +34,11 @@ IS_OBSERVED: Seam = ((session, "is_observed"),)
 # The work
 LET_GO: Seam = ((Heartbeat, "let_go"),)
 # The flip, and what is written after a failure
-FLIP: Seam = ((flip, "flip"),)
+FLIP: Seam = ((outcome_values, "flip"),)
 FIXED_FLIP: Seam = ((lane, "fixed_flip"),)
-CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
-WRITE: Seam = ((compare_and_set, "write"),)
-STATEMENT: Seam = ((compare_and_set, "statement_if_free"),)
+CLEARED_RETRY: Seam = ((outcome_values, "with_cleared_retry"),)
+WRITE: Seam = ((writing, "compare_and_set"),)
+STATEMENT: Seam = ((writing, "statement_if_free"),)
 # The order of them
 DELIVERIES: Seam = ((lane, "DELIVERIES"),)
 

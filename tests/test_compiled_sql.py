@@ -22,7 +22,6 @@ from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.compiled_sql.placeholders import Placeholder
 from dcl_processor.compiled_sql.update import CompiledUpdate
-from dcl_processor.engine import compare_and_set
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.grouping import group
 from tests.contract.support import uncompiled
@@ -363,7 +362,7 @@ def test_a_field_that_makes_sql_of_a_value_gets_its_values(secret: type[Model]) 
         # Django itself takes an expression from such a field when it updates.
         write(question, row, loud=text)
         assert row.loud == text.upper()  # type: ignore[attr-defined]
-        assert compare_and_set.write(question, row.pk, {"id": [row.pk]}, {"loud": "three"}) == 1
+        assert writing.compare_and_set(question, row.pk, {"id": [row.pk]}, {"loud": "three"}) == 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -379,7 +378,7 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
     assert set(rows.values_list("raised", flat=True)) == {"DONE"}
     question, row = question_of(secret), rows.earliest("pk")
     for text in ("one", "two"):
-        assert compare_and_set.write(question, row.pk, {"id": [row.pk]}, {"raised": text}) == 1
+        assert writing.compare_and_set(question, row.pk, {"id": [row.pk]}, {"raised": text}) == 1
         row.refresh_from_db()
         assert row.raised == text.upper()  # type: ignore[attr-defined]
 

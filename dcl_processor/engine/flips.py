@@ -19,8 +19,7 @@ from dcl_processor.database.contention import (
 from dcl_processor.exceptions import AttemptsUsedUp, TransactionLost
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.settlement import flip, grouping, writing
-from dcl_processor.settlement.failure_columns import notes
+from dcl_processor.settlement import grouping, outcome_values, writing
 from dcl_processor.values import Values, resolve
 
 from .settlement import COMMIT, ROLLBACK, Batch, Held, Settlement, Statement
@@ -81,14 +80,14 @@ def fixed_flip(processor: Definition[Any]) -> Values | None:
     done = processor.done if processor._has_fixed_flip else None
     if done is None or any(map(callable, done.values())):
         return None
-    return flip.with_cleared_retry(processor, done)
+    return outcome_values.with_cleared_retry(processor, done)
 
 
 def flip_of(lane: Lane, held: Held, result: Any) -> Values:
     """Return the values that take a handled row out of pending; the callables are called."""
     if lane.fixed_flip is not None:
         return lane.fixed_flip
-    return resolve(flip.flip(lane.processor, held.row, result))
+    return resolve(outcome_values.flip(lane.processor, held.row, result))
 
 
 def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> Writes:
@@ -100,7 +99,9 @@ def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> 
     if handled and (lane.fixed_flip is not None or len(handled) == 1):
         values = lane.fixed_flip or flip_of(lane, *handled[0])
         return [(values, [held.pk for held, _ in handled])]
-    groups = grouping.group({h.pk: flip.flip(processor, h.row, result) for h, result in handled})
+    groups = grouping.group(
+        {h.pk: outcome_values.flip(processor, h.row, result) for h, result in handled}
+    )
     if lane.run.has_rules or lane.run.joins_rows is False:
         return groups
     merged = grouping.merge(groups, question)
@@ -154,7 +155,9 @@ def noted_of(
     attempt, most = held.attempt, held.most
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         attempt = most or attempt  # no handler was called
-    final, values = notes(lane.processor, held.row, outcome, attempt=attempt, most=most, **undone)
+    final, values = outcome_values.notes(
+        lane.processor, held.row, outcome, attempt=attempt, most=most, **undone
+    )
     return final, resolve(values)
 
 

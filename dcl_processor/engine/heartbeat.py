@@ -21,9 +21,8 @@ from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.parts import lock_free
 from dcl_processor.locking.waiting import locked_parts, written_parts
+from dcl_processor.settlement.writing import Expected, compare_and_set_all
 from dcl_processor.values import Values
-
-from .compare_and_set import Expected, write_all
 
 logger = logging.getLogger("dcl_processor")
 
@@ -239,7 +238,7 @@ class Heartbeat:
             return set()
         table = question.table
         field = self._lease.field
-        if write_all(question, held, {field: [*known]}, {field: token}) == len(held):
+        if compare_and_set_all(question, held, {field: [*known]}, {field: token}) == len(held):
             return set(held)
         still = table.filter(these(held), **{field: token})
         return set(still.values_list("pk", flat=True))

@@ -397,13 +397,5 @@ def pending_ages(since: str, rows: Iterable[Held]) -> list[float]:
     from the database's gives no age below 0.
     """
     times = [vars(held.row).get(since) for held in rows]
-    return [_age(each) for each in times if isinstance(each, datetime)]
-
-
-def _age(since: datetime) -> float:
-    now = timezone.now()
-    if since.tzinfo is None and now.tzinfo is not None:
-        since = timezone.make_aware(since)
-    elif since.tzinfo is not None and now.tzinfo is None:
-        now = timezone.make_aware(now)
-    return max(0.0, (now - since).total_seconds())
+    now = timezone.now().timestamp()
+    return [max(0.0, now - each.timestamp()) for each in times if isinstance(each, datetime)]

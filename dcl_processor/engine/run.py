@@ -92,7 +92,7 @@ class Run:
         )
         #: Whether something is written to a row that fails.
         self.notes_failures = processor._notes_failures
-        self._filter = filter
+        self.filter = filter
         self._alias = using or processor.using
         self.counters = Counters(processor)
         self._open_failure = OpenFailure()
@@ -360,23 +360,13 @@ class Run:
         return ask(
             source,
             label=processor.name,
-            filter=self._filter,
+            filter=self.filter,
             using=self._alias,
             due=due_now,
             flips=processor._locked_columns,
             defer=self.deferred,
             writes=self._writes,
         )
-
-    @property
-    def has_one_lane_for_its_rows(self) -> bool:
-        """Whether no other handler of this run waits for the candidates that a claim leaves."""
-        return self.concurrency == 1 and self.event_loop is None
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether the run asks for some of the pending rows only."""
-        return self._filter is not None
 
     @property
     def has_rules(self) -> bool:

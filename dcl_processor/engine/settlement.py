@@ -17,10 +17,10 @@ from dcl_processor.execution.handler import Outcome
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
     from dcl_processor.locking.wanted import Wanted
+    from dcl_processor.settlement.writing import Expected
     from dcl_processor.values import Values
 
     from .async_calls import AsyncCalls
-    from .compare_and_set import Expected
     from .marks import Mark
 
 #: Of each statement: the rows that it returned, or how many it wrote if it returns none.

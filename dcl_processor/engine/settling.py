@@ -39,11 +39,11 @@ from dcl_processor.execution.handler import (
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.waiting import lock_timeout, settlement_transaction
 from dcl_processor.settlement import grouping, writing
-from dcl_processor.settlement.flip import UNWRITABLE, invalid_done
+from dcl_processor.settlement.outcome_values import UNWRITABLE, invalid_done
+from dcl_processor.settlement.writing import Expected
 from dcl_processor.values import Values, constants_of, resolve
 
-from . import compare_and_set, flips
-from .compare_and_set import Expected
+from . import flips
 from .settlement import Answer, Batch, Held, Settlement, Statement
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _later(lane: Lane, batch: Batch) -> Statement | None:
         # The callables were called for this row, and must not be called again.
         values = marked.flip or lane.fixed_settlement or _flip(lane, batch, held, outcome)
         marked.flip = values
-        found = compare_and_set.statement_if_free(batch.question, held.pk, expected, values)
+        found = writing.statement_if_free(batch.question, held.pk, expected, values)
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -336,7 +336,7 @@ def _write_once(
     check, inside = is_flip and lane.run.needs_check("done"), connection.in_atomic_block
     # A rule may turn one statement into several.
     if not (check or inside or lane.run.has_rules):
-        found = compare_and_set.statement_if_free(question, held.pk, expected, values)
+        found = writing.statement_if_free(question, held.pk, expected, values)
         if found is not None and is_written(lane.session.execute(Statement(*found))):
             return 1
     # Another session has the row, or has locked it. Race: work without flip. The work is done, so
@@ -346,7 +346,7 @@ def _write_once(
         settlement_transaction(question.using) if check or limited or inside else nullcontext(),
         lock_timeout(question.using, LOCK_WAIT) if limited else nullcontext(),
     ):
-        written = compare_and_set.write(question, held.pk, expected, values)
+        written = writing.compare_and_set(question, held.pk, expected, values)
         if check and written:
             writing.refuse_pending(lane.processor, question, [held.pk])
     return written
@@ -377,7 +377,7 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
     table = batch.question.table
     # A query is needed, because the handler may have deleted its row.
     if table.filter(pk=held.pk).exists():
-        if compare_and_set.held(batch.question, [held.pk], expected_of(lane, held)):
+        if writing.is_held(batch.question, held.pk, expected_of(lane, held)):
             raise writing.not_written(lane.processor.name, [held.pk], 0)
         if isinstance(outcome, Failed):
             _warn(lane, held, "%s: row %s was taken over while it failed: %s", outcome.error)
@@ -461,7 +461,7 @@ def _error_of(
             return error
         raise
     if not is_written:
-        if compare_and_set.held(batch.question, [held.pk], expected_of(lane, held)):
+        if writing.is_held(batch.question, held.pk, expected_of(lane, held)):
             return writing.not_written(lane.processor.name, [held.pk], 0)
         raise _SomeRowsLostError
     return None
@@ -528,20 +528,21 @@ def release(lane: Lane, batch: Batch) -> bool:
 # --- several rows
 
 
-def settle_ended(lane: Lane, batch: Batch, *, is_last: bool = False) -> None:
+def settle_ended(lane: Lane, batch: Batch) -> None:
     """Settle the rows whose handlers have ended, those with the same flip in one statement."""
     open_rows = _open_rows(batch)
-    if len(open_rows) > 1 and not is_last:
+    if len(open_rows) > 1:
         _settle_together(lane, batch, open_rows)
     for place in open_rows:
         if not batch.ended[place][0].marked.is_settled:
-            settle_row(lane, batch, place, is_last=is_last)
+            settle_row(lane, batch, place)
 
 
 def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
     """Flip rows by as few statements as possible, and leave the others.
 
-    Any error rolls back all of them; settling each row alone then finds the one to blame.
+    Any error rolls back all of them; settling each row alone then finds the one to blame, or the
+    one that was taken over.
     """
     try:
         lane.run.keep_sight(lane.session.connection)
@@ -551,27 +552,13 @@ def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
             raise
         return  # a value that cannot be compared is its row's failure, if it cannot be written
     for values, expected, some in alike:
-        if not _settle_alike(lane, batch, values, expected, some):
-            # The rows that were taken over, or are gone, are settled alone.
-            ours = _still_held(batch, some, expected)
-            if 1 < len(ours) < len(some):
-                _settle_alike(lane, batch, values, expected, ours)
-
-
-def _still_held(batch: Batch, rows: Sequence[Held], expected: Expected) -> list[Held]:
-    try:
-        found = compare_and_set.held(batch.question, [held.pk for held in rows], expected)
-    except Exception as error:
-        if ends_the_run(error):
-            raise
-        return []  # settling each row alone tries again
-    return [held for held in rows if held.pk in found]
+        _settle_alike(lane, batch, values, expected, some)
 
 
 def _settle_alike(
     lane: Lane, batch: Batch, values: Values, expected: Expected, rows: Sequence[Held]
-) -> bool:
-    """Flip rows by one statement, or none of them; return ``False`` if some of them were lost."""
+) -> None:
+    """Flip rows by one statement, or none of them."""
     using = batch.question.using
     # Recorded before the write: if the answer is lost, the rows may still have been written.
     _may_be_written(rows, is_so=True)
@@ -580,7 +567,6 @@ def _settle_alike(
         _flip_together(lane, batch, rows, values, expected)
     except _SomeRowsLostError:
         _may_be_written(rows, is_so=False)
-        return False
     except Exception as error:
         if ends_the_run(error):
             raise
@@ -588,7 +574,7 @@ def _settle_alike(
             _may_be_written(rows, is_so=False)
         if own_values.own_values(values) and is_refused_statement(error):
             lane.run.refuse_joins(error)
-            return True
+            return
         name = lane.processor.name
         extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
         message = "%s: settling rows one by one: %s"
@@ -596,7 +582,6 @@ def _settle_alike(
     else:
         for held in rows:
             held.marked.is_settled = True
-    return True
 
 
 def _may_be_written(rows: Sequence[Held], *, is_so: bool) -> None:
@@ -611,7 +596,7 @@ def _flip_together(
     with settlement_transaction(question.using):
         # Race: lost lease that writes. A row that another worker has taken over does not match.
         # Nor does one that is locked, which would keep the others waiting.
-        if compare_and_set.write_free(question, pks, expected, values) != len(pks):
+        if writing.compare_and_set_free(question, pks, expected, values) != len(pks):
             raise _SomeRowsLostError
         if lane.run.needs_check("done"):
             writing.refuse_pending(lane.processor, question, pks)

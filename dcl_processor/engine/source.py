@@ -103,8 +103,9 @@ class Source:
             if holds is not None and (size := holds.take(size)) <= 0:
                 self._is_held = True
                 return None
-            # The other lanes could not get the candidates that it leaves until its batch has ended.
-            may_choose = self._among_others and run.has_one_lane_for_its_rows
+            # Other handlers of this run could not get the candidates that it leaves until its end.
+            is_alone = run.concurrency == 1 and run.event_loop is None
+            may_choose = self._among_others and is_alone
             more = spare(self.question) if may_choose and waiting is self._waiting else 0
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
@@ -355,7 +356,7 @@ class Source:
             self._locked += self._waiting  # it had to stop before it came back to these
         run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
-        if run.stopped is None and not run.is_filtered:
+        if run.stopped is None and run.filter is None:
             self._suspects.settle([*self._locked, *self._left_suspects(), *self._leased()])
 
     def _suspects_in_turn(self) -> list[Any]:

@@ -27,7 +27,7 @@ from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError,
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.values import Values, constants_of
 
-from . import flip, writing
+from . import outcome_values, writing
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -92,7 +92,7 @@ def _not_proven(
     """Yield the options whose flip may leave another row pending; raise if it leaves this one."""
     for option, values in _fixed(processor):
         writes = _written(processor, question, option, values)
-        raised = flip.UNWRITABLE if option == "done" else ()
+        raised = outcome_values.UNWRITABLE if option == "done" else ()
         effect = _rehearsed(processor, question, pk, writes, raised)
         if effect is FlipEffect.STILL_PENDING:
             said = still_pending(processor, option, pk, values)
@@ -241,12 +241,12 @@ def _rehearse_function(
     try:
         if processor._flip_needs_result:
             return
-        values = flip.given(processor, row)
+        values = outcome_values.given(processor, row)
         writes = _written(processor, question, "done", values)
         try:
-            effect = _rehearsed(processor, question, pk, writes, flip.UNWRITABLE)
-        except flip.UNWRITABLE as error:
-            raise flip.invalid_done(processor, error) from error
+            effect = _rehearsed(processor, question, pk, writes, outcome_values.UNWRITABLE)
+        except outcome_values.UNWRITABLE as error:
+            raise outcome_values.invalid_done(processor, error) from error
         if effect is FlipEffect.STILL_PENDING and not processor.repeats:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
@@ -259,7 +259,7 @@ def _written(
     """Return the writes to a row until it is settled, as one write if that is equivalent."""
     claim = {} if option == "claim" else processor.claim or {}
     if option == "done":
-        values = flip.with_cleared_retry(processor, values)
+        values = outcome_values.with_cleared_retry(processor, values)
     if claim and processor.lease is not None:
         # Both are removed by every settlement, and ``reset`` is written unless the row is done.
         base = {} if option == "done" else processor.reset or {}

@@ -1,4 +1,4 @@
-"""Stage 4: write the outcomes, in the transaction that holds the rows' locks."""
+"""Stage 4: write to rows, by the lock that they have, or if they still have their mark."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
-from django.db.models import Model, QuerySet
+from django.db import connections
+from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql import own_values
-from dcl_processor.compiled_sql.update import FLIP, LOST
+from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
-from dcl_processor.locking.parts import parts_of
+from dcl_processor.locking.parts import lock_free, parts_of
+from dcl_processor.locking.waiting import settling, written_parts
 from dcl_processor.values import Values, constants_of, resolve
 
-from .flip import UNWRITABLE, invalid_done
+from .outcome_values import UNWRITABLE, invalid_done
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -208,3 +210,77 @@ def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
 
 def _named(pks: Sequence[Any]) -> str:
     return f"row {pks[0]}" if len(pks) == 1 else f"rows {', '.join(map(str, pks[:5]))} and others"
+
+
+# --- compare and set: a row is written only if columns still have the values this worker wrote
+
+
+#: Each column, with all values that this worker may have written to it.
+Expected = Mapping[str, Sequence[Any]]
+
+
+def compare_and_set(question: Question[Any], pk: Any, expected: Expected, values: Values) -> int:
+    """Write a row if it has the expected values; return how many rows were written, 0 or 1."""
+    # Race: lost lease that writes. A row that another worker has taken over does not match these
+    # columns, whichever of the two statements below writes it.
+    update, only = _compiled(question, expected, values)
+    written = None if update is None else update.execute([pk], values, expected=only)
+    return compare_and_set_all(question, [pk], expected, values) if written is None else written
+
+
+def statement_if_free(
+    question: Question[Any], pk: Any, expected: Expected, values: Values
+) -> tuple[str, Sequence[Any]] | None:
+    """Return one statement that writes a row unless another session has locked it.
+
+    Only if it has the expected values. ``None``: there is no such statement.
+    """
+    # Race: lost lease that writes. As above.
+    update, only = _compiled(question, expected, values)
+    return None if update is None else update.if_free(pk, values, only)
+
+
+def _compiled(
+    question: Question[Any], expected: Expected, values: Values
+) -> tuple[CompiledUpdate | None, Values]:
+    """Return the statement that is compiled once, if there is one, and what it compares."""
+    only = {column: known[0] for column, known in expected.items() if len(known) == 1}
+    # NULL needs a comparison of its own.
+    if len(only) != len(expected) or [1 for each in only.values() if each is None]:
+        return None, only
+    return question.writes.to_write(question.model, question.using, values, only), only
+
+
+def compare_and_set_all(
+    question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
+) -> int:
+    """Write to the rows that have the expected values; return how many were written."""
+    with settling(question, pks, {*expected, *values}):
+        return update_rows(question, pks, values, _condition(expected))
+
+
+def compare_and_set_free(
+    question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
+) -> int:
+    """Do the same for the rows that no other session has locked, in a transaction."""
+    rows, tables = question.table, written_parts(question.model, {*expected, *values})
+    features = connections[question.using].features
+    if tables != [question.model] or not features.has_select_for_no_key_update:
+        return compare_and_set_all(question, lock_free(question, pks, tables), expected, values)
+    # The lock would be one more message.
+    free = rows.filter(these(pks)).order_by().select_for_update(skip_locked=True, no_key=True)
+    ours = _condition(expected) & Q(pk__in=free.values("pk"))
+    return update_rows(question, pks, values, ours)
+
+
+def is_held(question: Question[Any], pk: Any, expected: Expected) -> bool:
+    """Return whether a row has the expected values now."""
+    return question.table.filter(_condition(expected), pk=pk).exists()
+
+
+def _condition(expected: Expected) -> Q:
+    """Return the expected values as a condition of a query."""
+    ours = Q()
+    for column, known in expected.items():
+        ours &= Q(**{column: known[0]}) if len(known) == 1 else Q(**{f"{column}__in": known})
+    return ours

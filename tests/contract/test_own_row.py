@@ -15,8 +15,8 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.engine import heartbeat
-from dcl_processor.engine.compare_and_set import write
 from dcl_processor.engine.heartbeat import Heartbeat
+from dcl_processor.settlement.writing import compare_and_set
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
@@ -122,7 +122,7 @@ def test_i23_of_many_renewals_the_first_and_the_last_are_recognised(
     Errand.objects.filter(pk=row.pk).update(leased_until=written[saved])
     tokens = heart.let_go(row.pk, {"leased_until": None})
     assert len(tokens["leased_until"]) == 4
-    assert write(question, row.pk, tokens, {"done": True}) == is_known
+    assert compare_and_set(question, row.pk, tokens, {"done": True}) == is_known
 
 
 def fail(*_: Any) -> int:
@@ -135,12 +135,12 @@ def test_the_token_in_the_row_is_known_after_any_number_of_renewals_without_an_a
     row, question, heart = held
     for _ in range(5):
         heart._renew()
-    monkeypatch.setattr(heartbeat, "write_all", fail)
+    monkeypatch.setattr(heartbeat, "compare_and_set_all", fail)
     for _ in range(12):
         assert not heart._beat()
     tokens = heart.let_go(row.pk, {"leased_until": None})
     assert len(tokens["leased_until"]) == 6
-    assert write(question, row.pk, tokens, {"done": True}) == 1
+    assert compare_and_set(question, row.pk, tokens, {"done": True}) == 1
 
 
 def test_a_renewal_after_one_that_failed_recognises_the_row(
@@ -149,7 +149,7 @@ def test_a_renewal_after_one_that_failed_recognises_the_row(
     row, _, heart = held
     before = leased_until(row)
     with monkeypatch.context() as patch:
-        patch.setattr(heartbeat, "write_all", fail)
+        patch.setattr(heartbeat, "compare_and_set_all", fail)
         assert not heart._beat()
     assert leased_until(row) == before
     assert heart._beat()

@@ -9,7 +9,7 @@ import pytest
 
 from dcl_processor import Delivery
 from dcl_processor.engine.settlement import Statement
-from dcl_processor.settlement import flip
+from dcl_processor.settlement import outcome_values
 from tests import seams
 from tests.contract.support.gate import HAS_GATE
 from tests.contract.support.messages import SENDS_SEVERAL
@@ -22,7 +22,7 @@ def no_second_check(patch: pytest.MonkeyPatch) -> None:
 
 def flip_by_save(patch: pytest.MonkeyPatch) -> None:
     """Write every column that the instance holds, as ``save()`` does."""
-    real = flip.flip
+    real = outcome_values.flip
 
     def get_all(processor: Any, row: Any, result: Any) -> Mapping[str, Any]:
         fields = [f for f in row._meta.concrete_fields if not (f.primary_key or f.generated)]

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.definition.lease import was_taken_away
-from dcl_processor.engine import compare_and_set
 from dcl_processor.engine.marks import mark_of
 from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked
 from dcl_processor.engine.work import limit_of
 from dcl_processor.exceptions import LostBecause
 from dcl_processor.locking.wanted import Wanted
+from dcl_processor.settlement import writing
 from dcl_processor.values import constants_of
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def renew(
     end = found.time + steps * hold.duration * _MICROSECOND
     time = _time(processor)
     # Race: lost lease that writes. Another worker may have taken the row over since it was read.
-    written = compare_and_set.write(question, hold.pk, {time: [found.time]}, {time: end})
+    written = writing.compare_and_set(question, hold.pk, {time: [found.time]}, {time: end})
     return end if written else None
 
 
