@@ -104,12 +104,12 @@ class UnseenWork(ProcessorError):
 
 
 class ReadOnlyDatabase(ProcessorError):
-    """The database accepts no writes now: it is a standby, or was made read-only."""
+    """The database accepts no writes now: it, or this session, is read-only."""
 
     def __init__(self, using: str) -> None:
         super().__init__(
             f"expected the database {using!r} to accept writes, got one that is read-only; "
-            "connect to the primary, or wait until it accepts writes again."
+            "connect to the primary, make the session writable, or wait until it accepts writes."
         )
 
 

@@ -77,11 +77,11 @@ def roll_back(connection: Any) -> None:
 class Sending:
     """Calls a function before the driver sends anything, for Django or for other code.
 
-    It is called once, and then the driver is restored. ``is_seen``: whether this driver has a
+    It is called once, and then the driver is as before. ``is_seen``: whether this driver has a
     method through which it sends everything.
     """
 
-    __slots__ = ("_call", "_driver", "_name", "is_seen")
+    __slots__ = ("_before", "_call", "_driver", "_name", "is_seen")
 
     def __init__(self, connection: Any, call: Callable[[], None]) -> None:
         self._driver = connection.connection
@@ -89,6 +89,7 @@ class Sending:
         kind: Any = type(self._driver)
         self._name = _place(connection.vendor, kind)
         self.is_seen = self._name is not None
+        self._before = vars(self._driver).get(self._name) if self._name else None
 
     def start(self) -> None:
         """Call the function before the next send."""
@@ -100,6 +101,8 @@ class Sending:
         """Restore the driver."""
         if self._name is not None:
             vars(self._driver).pop(self._name, None)
+            if self._before is not None:
+                setattr(self._driver, self._name, self._before)
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         self.stop()

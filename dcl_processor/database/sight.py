@@ -22,18 +22,43 @@ _SIGHT = {
     UNION ALL SELECT pg_get_viewdef(ev_class) FROM pg_rewrite
     WHERE oid >= 16384 AND rulename = '_RETURN' AND ev_action::text ~ ':funcid (2077|3294) '
 ) SELECT name, coalesce(current_setting(name, true), '') FROM (
-    SELECT unnest('{session_authorization,role,search_path,row_security,TimeZone}'::text[]) AS name
+    SELECT unnest('{session_authorization,role,search_path,row_security,TimeZone,
+        default_transaction_read_only}'::text[]) AS name
     UNION ALL SELECT DISTINCT found[1] FROM body, regexp_matches(
         sql, E'current_setting\\s*\\(\\s*''(\\w+(?:\\.\\w+)+)''', 'gi') AS found) AS names""",
-    "mysql": "SELECT 'database', DATABASE() UNION ALL SELECT 'time_zone', @@SESSION.time_zone",
+    "mysql": "SELECT 'database', DATABASE() UNION ALL SELECT 'time_zone', @@SESSION.time_zone "
+    "UNION ALL SELECT '{0}', @@SESSION.{0}",
 }
+
+#: What PostgreSQL reports to its driver of its own accord: the schemas from version 18 on.
+REPORTED: tuple[str, ...] = ("search_path", "default_transaction_read_only")
 
 
 def sight(connection: Any) -> dict[str, str]:
     """Return what decides which rows a session sees, by name; a value may be a secret."""
+    sql = _SIGHT.get(connection.vendor, "SELECT '', ''")
+    if connection.vendor == "mysql":
+        sql = sql.format("tx_read_only" if connection.mysql_is_mariadb else "transaction_read_only")
     with connection.cursor() as cursor:
-        cursor.execute(_SIGHT.get(connection.vendor, "SELECT '', ''"))
+        cursor.execute(sql)
         return dict(cursor.fetchall())
+
+
+class Sees:
+    """What the sessions of a run see, and are to see again after a handler."""
+
+    def __init__(self) -> None:
+        #: Of ``REPORTED`` before the first handler.
+        self.reported: tuple[Any, ...] = ()
+        #: Where it decides on rows of the table what the driver does not know.
+        self.shared: Shared | None = None
+
+    def note(self, own: Any, shared: Shared | None, *, policies: bool) -> None:
+        """Note what a session sees; ``policies``: whether row-level security hides rows."""
+        if own.vendor == "postgresql":
+            self.reported = tuple(map(own.connection.info.parameter_status, REPORTED))
+        if shared is not None and (policies or shared.has_tenant):
+            self.shared, shared.has_policies = shared, policies
 
 
 def refuse_others(seen: dict[str, str], connection: Any) -> None:
@@ -69,10 +94,8 @@ class Shared:
             # Otherwise a session that replaces a lost one sees another tenant's rows, perhaps under
             # the same keys.
             connection_created.connect(self._replace)
-        #: Whether a schema or a tenant was chosen, and whether row-level security hides rows.
-        usual = {None, '"$user", public'}
-        self.is_chosen = bool(self._tenant) or self._seen.get("search_path") not in usual
-        self.has_policies = False
+        #: Whether a tenant was chosen, and whether row-level security hides rows.
+        self.has_tenant, self.has_policies = bool(self._tenant), False
 
     def close(self) -> None:
         """Leave further sessions alone."""
@@ -102,18 +125,13 @@ class Shared:
             raise
 
     def keep(self, own: Any) -> None:
-        """Take back what a handler has set that decides which rows its session sees."""
-        # The driver knows the schemas from PostgreSQL 18 on, and no other variable.
-        pgconn, moved = getattr(own.connection, "pgconn", None), self.has_policies
-        if pgconn and not pgconn.status and (path := pgconn.parameter_status(b"search_path")):
-            moved = moved or path.decode() != self._seen["search_path"]
+        """Take back what a handler has set that the driver does not report."""
+        moved = self.has_policies
         if tenant_of(own) != self._tenant:
             own.set_tenant(*self._tenant)
             moved = True
-        with suppress(Error):  # of a session that is lost: what replaces it sees the same
-            if moved and not own.needs_rollback:
-                names = _differing(self._seen, own)
-                _set(own, {name: self._seen[name] for name in names})
+        if moved:
+            put_back(own, self._seen)
 
     def undo(self) -> None:
         """Leave the session of this thread to a pool as it was."""
@@ -121,6 +139,13 @@ class Shared:
         if connection.connection is not None:
             with suppress(DatabaseError):
                 _set(connection, self._before.get(connection, {}))
+
+
+def put_back(connection: Any, seen: dict[str, str]) -> None:
+    """Let a session see again what it saw before a handler, and write as it did then."""
+    with suppress(Error):  # of a session that is lost: what replaces it sees the same
+        if not connection.needs_rollback:
+            _set(connection, {name: seen[name] for name in _differing(seen, connection)})
 
 
 def _set(connection: Any, settings: dict[str, str]) -> None:
@@ -131,4 +156,5 @@ def _set(connection: Any, settings: dict[str, str]) -> None:
             elif name == "database":
                 cursor.execute(f"USE {connection.ops.quote_name(value)}")
             else:
-                cursor.execute("SET time_zone = %s", [value])
+                literal = value if value.isdigit() else f"'{value}'"
+                cursor.execute(f"SET SESSION {name} = {literal}")

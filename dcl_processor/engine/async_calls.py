@@ -146,12 +146,12 @@ class AsyncCalls:
             outcomes = each if isinstance(each, dict) else dict.fromkeys([h.pk for h in rows], each)
             self._batch.ended += [(held, outcomes[held.pk]) for held in rows if pk not in known]
             if again or Failed in map(type, outcomes.values()):
-                self._resource.must_reopen = True
+                self._lane.resource.reopen_later(self._resource)
         return again
 
     def _call_again(self, again: Iterable[Held]) -> None:
         """Go on with the rows of a call that raised; if they may not start, they are put back."""
-        self._resource.must_reopen = True
+        self._lane.resource.reopen_later(self._resource)
         if self._lane.resource.ready():
             self._resource = self._stack.enter_context(self._lane.resource.borrowed())
             self._waiting.extend(([held], False) for held in again)

@@ -74,7 +74,7 @@ def claim(
     [answer] = send([read.statement])
     rows = _by_key(question, read.build(answer))
     pks = wanted.pks if wanted.choice is None else wanted.visited(rows)
-    return _claimed(session, pks, rows, (), _id_in(answer, read.statement))
+    return _claimed(session, pks, rows, (), (answer, read.statement))
 
 
 def _claim_spanning(
@@ -98,7 +98,7 @@ def _claim_spanning(
         rows = ask.build(session.execute(ask.statement)) if some else []
     found = {pk: row for pk, row in _by_key(question, rows).items() if pk in ours}
     visited = pks if wanted.choice is None else wanted.visited(ours)
-    return _claimed(session, visited, found, ours, _id_in(answers[0], locks[0][2]))
+    return _claimed(session, visited, found, ours, (answers[0], locks[0][2]))
 
 
 def _claim_database(
@@ -107,7 +107,8 @@ def _claim_database(
     # Race: double claim. Another worker may have finished a row before this lock was taken.
     ask = _asking(question, wanted.pks)
     _, answer = send([Statement(database_lock(question)), ask.statement])
-    return _claimed(session, wanted.pks, _by_key(question, ask.build(answer)), wanted.pks, None)
+    found = _by_key(question, ask.build(answer))
+    return _claimed(session, wanted.pks, found, wanted.pks, (answer, ask.statement))
 
 
 def _claimed(
@@ -115,15 +116,17 @@ def _claimed(
     pks: Sequence[Any],
     found: Mapping[Any, Any],
     locked: Collection[Any],
-    transaction_id: str | None,
+    read: tuple[Answer, Statement],
 ) -> Claimed:
+    """Return what was claimed; ``read``: what returned the transaction's id, if that has one."""
+    answer, statement = read
     held = [Held(pk, found[pk]) for pk in pks if pk in found]
     missed = [] if len(held) == len(pks) else [pk for pk in pks if pk not in found]
     return Claimed(
         held,
         absent=[pk for pk in missed if pk not in locked],
         stale=[pk for pk in missed if pk in locked],
-        transaction_id=transaction_id,
+        transaction_id=answer[0][-1] if answer and _TRANSACTION_ID in statement.sql else None,
         driver=session.connection.connection,
     )
 
@@ -232,10 +235,6 @@ def lock_clause(connection: Any, query: Any, own: str) -> str:
         no_key=features.has_select_for_no_key_update,
     )
     return clause
-
-
-def _id_in(answer: Answer, statement: Statement) -> str | None:
-    return answer[0][-1] if answer and _TRANSACTION_ID in statement.sql else None
 
 
 def _asking(question: Question[Any], pks: Sequence[Any]) -> Read:

@@ -72,7 +72,7 @@ class Lane:
         self.fixed_settlement: Values | None = None
         self.savepoint = RowSavepoint(self.session.connection)
         #: Watches what handlers leave open that work outside a transaction.
-        self.leftover = Leftover(run.using)
+        self.leftover = Leftover(run.using, run.sees)
         self.watched = self.leftover if self.leftover.watches else nullcontext(self.leftover)
         self._mark: Mark | None = None
         written = self.processor.claim or self.processor.done or {}

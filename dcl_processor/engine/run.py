@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from contextvars import copy_context
 from datetime import timedelta, tzinfo
@@ -20,7 +20,7 @@ from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.database.connection import is_connected, reconnected
-from dcl_processor.database.sight import Shared
+from dcl_processor.database.sight import Sees, Shared
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
@@ -122,8 +122,8 @@ class Run:
         #: Whether the run's session was open before, and what it sees then.
         self.was_open = False
         self.shared: Shared | None = None
-        #: Takes back what a handler has set that decides which rows its session sees.
-        self.keep_sight: Callable[[Any], object] = bool
+        #: What its sessions are to see after each handler.
+        self.sees = Sees()
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -384,8 +384,7 @@ class Run:
         self.rehearsal = rehearsal
         if rehearsal.has_policies and self.shared is None:
             self.share()
-        if self.shared is not None and (rehearsal.has_policies or self.shared.is_chosen):
-            self.keep_sight, self.shared.has_policies = self.shared.keep, rehearsal.has_policies
+        self.sees.note(connections[self.using], self.shared, policies=rehearsal.has_policies)
 
     def refuse_joins(self, error: Exception) -> None:
         """Write each row by a statement of its own from now on, because the database wants that."""

@@ -72,7 +72,6 @@ def settle(lane: Lane, batch: Batch) -> Settlement:
 
     A settlement writes nothing to a row that was taken over.
     """
-    lane.run.keep_sight(lane.session.connection)
     if batch.ended and (statement := _later(lane, batch)) is not None:
         return Settlement(batch, (statement,))
     settle_ended(lane, batch)
@@ -174,7 +173,6 @@ def settle_row(lane: Lane, batch: Batch, place: int, *, is_last: bool = False) -
     held, outcome = batch.ended[place]
     final, marked = outcome, held.marked
     try:
-        lane.run.keep_sight(lane.session.connection)
         # Race: work without flip. The next line is inside the ``try``: after an interrupt in it,
         # the row is still settled.
         final, values = marked.decided = marked.decided or _values(lane, batch, held, outcome)
@@ -545,7 +543,6 @@ def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
     one that was taken over.
     """
     try:
-        lane.run.keep_sight(lane.session.connection)
         alike = [*_alike(lane, batch, places)]
     except Exception as error:
         if ends_the_run(error):

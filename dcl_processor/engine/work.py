@@ -32,23 +32,24 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
     assert batch.claimed is not None
     rows = batch.claimed.rows
     several = len(rows) > 1
-    if several and lane.processor._handles_batches:
-        _handle_together(lane, batch)
-        return
     shared = several or lane.run.notes_failures
-    try:
-        for place, held in enumerate(rows):
-            if not lane.run.may_start(batch.ended, lane.resource):
-                batch.ended += [(each, None) for each in rows[place:]]
-                break
-            if held.refused is not None:
-                batch.ended.append((held, held.refused))
-                continue
-            lane.in_flight.note([held.pk])
-            _handle(lane, batch, held, shared=shared)
-    finally:
-        if shared:
-            lane.savepoint.end()
+    with lane.watched:
+        if several and lane.processor._handles_batches:
+            _handle_together(lane, batch)
+            return
+        try:
+            for place, held in enumerate(rows):
+                if not lane.run.may_start(batch.ended, lane.resource):
+                    batch.ended += [(each, None) for each in rows[place:]]
+                    break
+                if held.refused is not None:
+                    batch.ended.append((held, held.refused))
+                    continue
+                lane.in_flight.note([held.pk])
+                _handle(lane, batch, held, shared=shared)
+        finally:
+            if shared:
+                lane.savepoint.end()
 
 
 def _handle(lane: Lane, batch: Batch, held: Held, *, shared: bool) -> None:

@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
-from dcl_processor.database.sight import Shared
+from dcl_processor.database.sight import REPORTED, Sees, Shared, put_back, sight
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
@@ -31,16 +31,25 @@ _BEGINS = re.compile(
 )
 _LOOKED_AT = 500  # bytes
 
+#: What may set something for the session, or choose another database.
+_SETS = re.compile(rb"\s*(use|set)\b", re.IGNORECASE)
+
 
 class Leftover:
-    """Watches one handler, and ends the transaction that it leaves open."""
+    """Watches one handler, ends the transaction that it leaves open, and takes back its settings.
 
-    def __init__(self, using: str) -> None:
+    ``sees``: what the session is to see afterwards.
+    """
+
+    def __init__(self, using: str, sees: Sees | None = None) -> None:
         self._connection: Any = connections[using]
+        self._watches_settings, self._sees = sees is not None, sees or Sees()
         self._driver: Any = None
         #: Whether it has to look at what a handler sends; elsewhere the driver knows afterwards.
         self.watches = self._connection.vendor == "mysql"
         self._may_have_begun = False
+        #: What the session saw before a handler sent a statement that may change this.
+        self._before: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         if self.watches and self._connection.connection is not None:
@@ -65,13 +74,30 @@ class Leftover:
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
         connection = self._connection
-        if not self.may_be_left() or not self._is_left():
+        if not self.may_be_left():
             return False
-        if any(map(from_test_case, connection.atomic_blocks[:1])):
-            return False
-        roll_back(connection)
-        self._may_have_begun = False
-        return True
+        is_left = self._is_open() and not any(map(from_test_case, connection.atomic_blocks[:1]))
+        if is_left:
+            roll_back(connection)
+            self._may_have_begun = False
+        self.keep()
+        return is_left
+
+    def keep(self) -> None:
+        """Take back what a handler has set that decides what its session sees, or may write."""
+        connection, sees = self._connection, self._sees
+        if sees.shared is not None:
+            sees.shared.keep(connection)
+        before, driver = self._before, connection.connection
+        if (
+            sees.reported
+            and not getattr(driver, "closed", True)
+            and sees.reported != tuple(map(driver.info.parameter_status, REPORTED))
+        ):
+            before = dict(zip(REPORTED, sees.reported, strict=True))
+        if before:
+            put_back(connection, before)
+            self._before = {}
 
     @property
     def connection(self) -> Any:
@@ -79,28 +105,34 @@ class Leftover:
         return self._connection
 
     def may_be_left(self) -> bool:
-        """Return whether a transaction may be open; sends nothing, and may be called anywhere."""
-        connection = self._connection
+        """Return whether a transaction may be open, or a setting be another one; sends nothing."""
+        connection, sees = self._connection, self._sees
         driver = connection.connection
         if driver is None or getattr(driver, "closed", False):
             return False
-        if connection.in_atomic_block or not connection.autocommit:
+        if connection.in_atomic_block or not connection.autocommit or self._before or sees.shared:
+            return True
+        if sees.reported and sees.reported != tuple(map(driver.info.parameter_status, REPORTED)):
             return True
         known = in_transaction(connection)
         return self._may_have_begun if known is None else known
 
-    def _is_left(self) -> bool:
-        """Return whether the transaction that may be open is open."""
+    def _is_open(self) -> bool:
+        """Return whether a transaction is open; asks the server if only that knows it."""
         connection = self._connection
-        if connection.in_atomic_block or not connection.autocommit or not self._may_have_begun:
+        if connection.in_atomic_block or not connection.autocommit:
             return True
-        self._may_have_begun = asked_in_transaction(connection)
-        return self._may_have_begun
+        known = in_transaction(connection)
+        if known is None and self._may_have_begun:
+            self._may_have_begun = asked_in_transaction(connection)
+        return self._may_have_begun if known is None else known
 
     def _query(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        start = query[:_LOOKED_AT]
-        if _BEGINS.search(start if isinstance(start, bytes) else start.encode()):
+        start = query[:_LOOKED_AT] if isinstance(query, bytes) else query[:_LOOKED_AT].encode()
+        if _BEGINS.search(start):
             self._may_have_begun = True
+        if self._watches_settings and not self._before and _SETS.match(start):
+            self._before = sight(self._connection)
         return type(self._driver).query(self._driver, query, *args, **kwargs)
 
 

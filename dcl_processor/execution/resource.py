@@ -31,7 +31,6 @@ class OpenResource:
 
     stack: ExitStack
     arguments: tuple[Any, ...]
-    must_reopen: bool = False
     users: int = 0
 
 
@@ -50,15 +49,12 @@ class Resource:
         self._opened: OpenResource | None = None
         self._failure = failure
         self.arguments: tuple[Any, ...] = ()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether ``ready()`` has nothing to open or close."""
-        return self._opened is not None and not self._opened.must_reopen
+        #: Whether ``ready()`` has nothing to open or close.
+        self.is_open = False
 
     def ready(self) -> bool:
         """Open it unless it is open and works; return whether a handler may be called."""
-        if self._opened is not None and self._opened.must_reopen:
+        if not self.is_open:
             self._let_go()
         if self._opened is None and self._failure.error is None:
             stack = ExitStack()
@@ -76,12 +72,13 @@ class Resource:
                 self._failure.error = error
             else:
                 self._opened, self.arguments = OpenResource(stack, arguments), arguments
+                self.is_open = True
         return self._failure.error is None
 
-    def reopen_later(self) -> None:
-        """Note that a row failed: the next ``ready()`` reopens it."""
-        if self._opened is not None:
-            self._opened.must_reopen = True
+    def reopen_later(self, opened: OpenResource | None = None) -> None:
+        """Note that a row failed: the next ``ready()`` reopens it, unless that was another one."""
+        if opened in (None, self._opened):
+            self.is_open = False
 
     @contextmanager
     def borrowed(self) -> Iterator[OpenResource]:
@@ -101,6 +98,7 @@ class Resource:
 
     def _let_go(self) -> None:
         opened, self._opened, self.arguments = self._opened, None, ()
+        self.is_open = False
         if opened is not None and not opened.users:
             self._close(opened)
 

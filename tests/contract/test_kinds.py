@@ -141,6 +141,32 @@ if HAS_ROW_LOCKS:
         )
         assert renewed == [True] * 2
 
+    #: What a handler may set for its session: where its tables are not, and that it only reads.
+    SET = {
+        "postgresql": "SET search_path = pg_catalog; SET default_transaction_read_only = on",
+        "mysql": "USE information_schema; SET SESSION TRANSACTION READ ONLY",
+    }[connection.vendor]
+
+    @pytest.mark.parametrize("setting", SET.split("; "))
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @the.all_deliveries
+    def test_i18_what_a_handler_sets_for_its_session_is_taken_back(
+        make: the.Make, batch_size: int, setting: str
+    ) -> None:
+        the.errands(4)
+        calls: list[int] = []
+
+        def handle(row: Errand) -> None:
+            calls.append(row.place)
+            with connection.cursor() as cursor:
+                cursor.execute(setting)
+
+        try:
+            assert_run(make(handle, batch_size=batch_size)(), processed=4)
+            assert calls == [0, 1, 2, 3]
+        finally:
+            connection.close()
+
     @stopped
     def test_i24_a_wait_ends_although_the_time_stands_still(stop: Callable[[], Any]) -> None:
         """A row that another session has locked."""

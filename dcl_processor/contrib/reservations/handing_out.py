@@ -166,9 +166,6 @@ class _Counters(Counters):
 class _NoResource(Resource):
     """Has nothing to open."""
 
-    @property
-    def is_open(self) -> bool:
-        return True
-
     def ready(self) -> bool:
+        self.is_open = True
         return True
