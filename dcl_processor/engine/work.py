@@ -137,20 +137,6 @@ def read_attempts(processor: Definition[Any], question: Question[Any], rows: lis
             held.refused = Failed(AttemptsUsedUp(held.most or 0, is_known=is_known))
 
 
-def limit_of(processor: Definition[Any], question: Question[Any], held: Held) -> int | None:
-    """Return how many attempts a row has; ``None``: no limit, or one that is not known."""
-    retry = processor.retry
-    if retry is None:
-        return None
-    if not callable(retry.max_attempts):
-        most = retry.max_attempts
-        return column(question, [held], most).get(held.pk) if isinstance(most, str) else most
-    try:
-        return retry.limit(held.row)
-    except InvalidOption:
-        return None
-
-
 def _before(rows: list[Held], name: str) -> dict[Any, Any]:
     """Return a column's values before the claim, if the claim has written to it."""
     marked = [(held.pk, held.marked.before) for held in rows if held.has_mark]

@@ -21,7 +21,7 @@ from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.definition.lease import was_taken_away
 from dcl_processor.engine.marks import mark_of
 from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked
-from dcl_processor.engine.work import limit_of
+from dcl_processor.engine.work import read_attempts
 from dcl_processor.exceptions import LostBecause
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import writing
@@ -124,9 +124,9 @@ def batch_of(
     mark = mark_of(processor, question.model, is_held=True)
     assert mark.time is not None
     held = Held(hold.pk, row)
+    read_attempts(processor, question, [held])
     # A claim that is no lease counts no attempt: its failure does.
-    held.attempt = (found.attempts or 0) + (processor.lease is None)
-    held.most = limit_of(processor, question, held)
+    held.attempt, held.refused = (found.attempts or 0) + (processor.lease is None), None
     after = {mark.time: found.time, **_constants(processor)}
     held.marked = Marked(before=mark.undone or {}, after=after)
     claimed = Claimed([held])
