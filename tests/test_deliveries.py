@@ -251,12 +251,6 @@ def test_it_gives_up_at_the_last_attempt_and_at_errors_that_are_not_worth_one() 
     assert not retry.gives_up(OSError(), 99, None)
 
 
-def test_the_error_is_cut_to_what_its_column_holds() -> None:
-    noted = Retry(last_error="result").given_up(ValueError("é" * 500), 1, Errand)
-    assert noted["result"] == "ValueError: " + "é" * 38
-    assert len(Retry().given_up(ValueError("é" * 5000), 1, Errand)["last_error"]) == 2_000
-
-
 @pytest.mark.parametrize(
     ("on_failure", "words"),
     [

@@ -11,10 +11,10 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Report, Snooze
+from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
-from tests.contract.support.gate import HAS_GATE, other_than, run_and_meanwhile
+from tests.contract.support.gate import HAS_GATE
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
 from tests.models import Errand
@@ -55,55 +55,6 @@ def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, s
     )()
     assert_run(report, processed=5)
     assert seen == [True] * 5
-
-
-@the.each_question
-@the.each_size
-def test_racing_copies_call_one_handler_for_each_row(question: Any, size: int) -> None:
-    """The second copy runs in full between the first one's snapshot and its lock."""
-    rows = the.errands(4)
-    handled: list[Any] = []
-    reports: list[Report] = []
-
-    def first() -> Report:
-        run = the.at_most_once(
-            lambda row: handled.append(row.pk), pending=question, batch_size=size
-        )
-        return run()
-
-    def second() -> None:
-        run = the.at_most_once(
-            lambda row: handled.append(row.pk),
-            pending=question,
-            batch_size=size,
-            using=other_than("default"),
-        )
-        reports.append(run())
-
-    # The first lock statement of a run belongs to the rehearsal's transaction.
-    reports.append(run_and_meanwhile(first, second))
-    assert sorted(handled) == [row.pk for row in rows]
-    assert sum(report.processed for report in reports) == 4
-    assert sum(report.lease_lost + report.failed for report in reports) == 0
-
-
-@the.each_question
-def test_racing_copies_in_a_later_batch(question: Any) -> None:
-    """The same where no rehearsal is needed any more."""
-    rows = the.errands(4)
-    handled: list[Any] = []
-
-    def run(using: str) -> Report:
-        copy = the.at_most_once(lambda row: handled.append(row.pk), pending=question, using=using)
-        return copy()
-
-    reports: list[Report] = []
-    reports.append(
-        run_and_meanwhile(lambda: run("default"), lambda: reports.append(run("other")), at=1)
-    )
-    assert sorted(handled) == [row.pk for row in rows]
-    assert sum(report.processed for report in reports) == 4
-    assert not any(report.failed for report in reports)
 
 
 def test_a_handler_that_raises_is_known_to_have_failed() -> None:
@@ -173,16 +124,6 @@ def test_a_flip_that_fails_after_the_work_repeats_nothing() -> None:
     assert_run(run())
     assert calls == [second.pk]
     assert list(run.in_doubt(older_than=0)) == [second]
-
-
-def test_the_result_is_written_with_the_flip() -> None:
-    [row] = the.errands(1)
-    run = the.at_most_once(
-        lambda row: f"charge {row.place}", done=lambda row, result: {"done": True, "result": result}
-    )
-    assert_run(run(), processed=1)
-    said = the.state(row)
-    assert (said["done"], said["result"], said["claimed_at"]) == (True, "charge 0", False)
 
 
 MEANWHILE = {
@@ -273,18 +214,6 @@ def test_a_row_that_its_handler_deletes_is_processed() -> None:
     the.errands(2)
     report = the.at_most_once(lambda row: row.delete())()
     assert_run(report, processed=2)
-
-
-def test_snooze_puts_back_and_costs_no_attempt() -> None:
-    [row] = the.errands(1)
-
-    def snooze(row: Errand) -> None:
-        raise Snooze("closed", delay=3600)
-
-    run = the.at_most_once(snooze, retry=the.retry(), reset={"claimed": False})
-    assert_run(run(), snoozed=1)
-    assert the.untouched(row)
-    assert_run(run())
 
 
 @pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])

@@ -655,15 +655,6 @@ if IS_POSTGRESQL:
         with at_update("NEW.done AND NEW.result = ''", refuse):
             assert_run(make(handle)(), processed=3)
 
-    @the.all_deliveries
-    @pytest.mark.parametrize("place", [0, 1])
-    def test_i13_a_row_whose_flip_is_dropped_fails_alone(make: the.Make, place: int) -> None:
-        the.errands(3)
-        with at_update(f"NEW.done AND NEW.place = {place}", "RETURN NULL"):
-            report = make(the.ignore)()
-        assert_run(report, processed=2, failed=1)
-        assert "look for a trigger" in str(report.failures[0].error)
-
     @the.each_delivery
     @pytest.mark.parametrize("batch_size", [1, 3])
     def test_i13_a_row_with_a_value_that_the_driver_cannot_read_fails_alone(
@@ -679,18 +670,6 @@ if IS_POSTGRESQL:
         assert_run(run(), processed=6, failed=1)
         assert sorted(calls) == [0, 1, 2, 3, 5, 6]
         assert Errand.objects.filter(place=4, result="", claimed=False).count() == 1
-
-    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_i16_a_dead_letter_that_is_refused_with_any_code_is_left_out(make: the.Make) -> None:
-        the.errands(1)
-
-        def fail(row: Errand) -> None:
-            raise ValueError(row.place)
-
-        with at_update("NEW.dead", "RAISE EXCEPTION USING ERRCODE = 'AB001'"):
-            run = make(fail, retry=the.retry(max_attempts=1), failed={"dead": True})
-            assert_run(run(), failed=1)
-        assert Errand.objects.get().attempts == 1
 
     def test_i26_the_error_of_a_row_that_was_taken_over_is_logged(
         caplog: pytest.LogCaptureFixture,

@@ -509,16 +509,19 @@ def test_lease_and_attempt_are_committed_before_the_handler(question: Any, size:
     assert [the.state(row) for row in rows] == [expected] * 5
 
 
+@the.each_delivery
 @the.each_question
 @the.each_size
 @pytest.mark.parametrize("at", [0, 1], ids=["first batch", "later batch"])
-def test_racing_copies_call_one_handler_for_each_row(question: Any, size: int, at: int) -> None:
+def test_racing_copies_call_one_handler_for_each_row(
+    make: the.Make, question: Any, size: int, at: int
+) -> None:
     """The second copy runs in full between the first one's snapshot and its lock."""
     rows = the.errands(6)
     handled: list[Any] = []
 
     def run(using: str) -> Report:
-        copy = the.at_least_once(
+        copy = make(
             lambda row: handled.append(row.pk), pending=question, using=using, batch_size=size
         )
         return copy()
@@ -550,13 +553,14 @@ def test_a_failure_is_noted_and_frees_the_lease() -> None:
     assert_run(run())
 
 
-def test_snooze_costs_no_attempt_and_frees_the_lease() -> None:
+@the.each_delivery
+def test_snooze_costs_no_attempt_and_frees_the_row(make: the.Make) -> None:
     [row] = the.errands(1)
 
     def snooze(row: Errand) -> None:
         raise Snooze("closed", delay=3600)
 
-    run = the.at_least_once(snooze, retry=the.retry())
+    run = make(snooze, retry=the.retry(), reset={"claimed": False})
     assert_run(run(), snoozed=1)
     assert the.untouched(row)
     assert_run(run())
@@ -580,12 +584,10 @@ def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
     assert loaded == [{"id", "place", "done"}] * 7
 
 
-def test_the_result_is_written_with_the_flip() -> None:
+@the.each_delivery
+def test_the_result_is_written_with_the_flip(make: the.Make) -> None:
     [row] = the.errands(1)
-    run = the.at_least_once(
-        lambda row: f"number {row.place}", done=lambda row, result: {"done": True, "result": result}
-    )
-    assert_run(run(), processed=1)
+    assert_run(make(lambda row: f"number {row.place}", done=with_result)(), processed=1)
     assert the.state(row)["result"] == "number 0"
 
 

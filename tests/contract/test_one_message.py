@@ -108,10 +108,6 @@ def test_a_handlers_own_statements_are_messages_of_their_own() -> None:
     assert per_row(lambda row: Errand.objects.filter(pk=row.pk).update(place=1)) == 2
 
 
-def test_a_row_that_its_handler_deletes_is_done() -> None:
-    assert per_row(lambda row: row.delete()) == 2
-
-
 def test_a_callback_runs_before_the_next_row_is_claimed() -> None:
     rows = the.errands(4)
     seen: list[Any] = []
@@ -148,35 +144,6 @@ def test_a_receiver_writes_into_no_rows_transaction(receiver: list[Any]) -> None
     rows = the.errands(4)
     assert processor(lambda row: None)().processed == 4
     assert receiver == [(row.pk, "processed", False) for row in rows]
-
-
-@pytest.mark.parametrize("pending", [OWN, SPANNING], ids=["own table", "spanning"])
-def test_a_commit_that_fails_costs_its_own_row_alone(pending: Any) -> None:
-    """A deferred constraint fails at the COMMIT, which is sent with the next row's claim."""
-    rows = the.errands(5)
-    handled: list[int] = []
-    with deferred_unique():
-
-        def handle(row: Errand) -> None:
-            handled.append(row.place)
-            if row.place == 2:
-                Errand.objects.filter(pk=row.pk).update(result="same")
-
-        Errand.objects.create(done=True, result="same")
-        report = processor(handle, pending=pending)()
-        assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
-        assert [failure.pk for failure in report.failures] == [rows[2].pk]
-        assert "tests_same" in str(report.failures[0].error)
-        assert handled == [0, 1, 2, 3, 4]
-        assert list(OWN.values_list("place", "result")) == [(2, "")]
-
-
-def deferred_unique() -> Any:
-    return temporary(
-        "ALTER TABLE tests_errand ADD CONSTRAINT tests_same EXCLUDE (result WITH =) "
-        "WHERE (result <> '') DEFERRABLE INITIALLY DEFERRED",
-        "ALTER TABLE tests_errand DROP CONSTRAINT tests_same",
-    )
 
 
 def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:

@@ -53,35 +53,6 @@ def test_a_row_is_tried_when_it_is_due_and_not_before() -> None:
     assert list(Errand.objects.order_by("place").values_list("attempts", flat=True)) == [1, 2]
 
 
-def test_the_delay_doubles_up_to_the_longest() -> None:
-    the.errands(1)
-    retry = Retry(max_attempts=9, backoff=100, max_delay=timedelta(seconds=1000), jitter=0)
-
-    def handle(row: Errand) -> None:
-        raise ValueError
-
-    run = retrying(handle, retry=retry)
-    delays = []
-    for _ in range(6):
-        make_due()
-        assert_run(run(), failed=1, to_retry=1)
-        delays.append(delay(0))
-    for expected, waited in zip([100, 200, 400, 800, 1000, 1000], delays, strict=True):
-        assert expected - 30 < waited <= expected
-
-
-def test_jitter_spreads_the_delays_within_its_bounds() -> None:
-    the.errands(50)
-
-    def handle(row: Errand) -> None:
-        raise ValueError
-
-    retrying(handle, retry=Retry(backoff=1000, jitter=0.5), batch_size=50)()
-    delays = [delay(place) for place in range(50)]
-    assert all(500 - 30 < each <= 1500 for each in delays)
-    assert max(delays) - min(delays) > 200
-
-
 def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
     the.errands(3)
     retry = Retry(max_attempts=2, backoff=HOUR)

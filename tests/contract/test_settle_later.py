@@ -58,13 +58,6 @@ def test_a_row_that_another_worker_has_taken_over_is_lost_alone(make: the.Make) 
 
 
 @the.each_delivery
-def test_a_row_that_its_handler_deletes_is_processed(make: the.Make) -> None:
-    the.errands(4)
-    assert_run(make(lambda row: row.delete() if row.place == 2 else None)(), processed=4)
-    assert the.places(done=True) == [0, 1, 3]
-
-
-@the.each_delivery
 def test_a_settlement_that_fails_at_the_commit_takes_no_claim_with_it(make: the.Make) -> None:
     """A deferred constraint is checked at the COMMIT that the two statements share."""
     rows = the.errands(4)
