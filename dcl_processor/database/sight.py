@@ -55,8 +55,7 @@ class Sees:
 
     def note(self, own: Any, shared: Shared | None, *, policies: bool) -> None:
         """Note what a session sees; ``policies``: whether row-level security hides rows."""
-        # A row that was handed out may be settled before anything else is sent.
-        if own.vendor == "postgresql" and own.connection is not None:
+        if own.vendor == "postgresql":
             self.reported = tuple(map(own.connection.info.parameter_status, REPORTED))
         if shared is not None and (policies or shared.has_tenant):
             self.shared, shared.has_policies = shared, policies

@@ -384,7 +384,6 @@ class Run:
         self.rehearsal = rehearsal
         if rehearsal.has_policies and self.shared is None:
             self.share()
-        self.sees.note(connections[self.using], self.shared, policies=rehearsal.has_policies)
 
     def refuse_joins(self, error: Exception) -> None:
         """Write each row by a statement of its own from now on, because the database wants that."""
@@ -403,7 +402,11 @@ class Run:
         """Try the flips on the run's first row, before the first handler of any lane."""
         with self._verifying:
             if self.rehearsal is None:
-                self.trust(rehearse(self.processor, question, held.row, held.pk))
+                found = rehearse(self.processor, question, held.row, held.pk)
+                self.trust(found)
+                # Where handlers follow, which a hand-out has not.
+                own = connections[self.using]
+                self.sees.note(own, self.shared, policies=found.has_policies)
 
     def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:
         """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window, if any."""
