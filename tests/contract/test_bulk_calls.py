@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -294,32 +294,42 @@ def test_a_result_that_raises_when_it_is_looked_at_costs_no_other_row(make: Make
     assert isinstance(report.failures[0].error, Errand.DoesNotExist)
 
 
-class Line:
-    """Breaks in the first call, and is closed."""
+class Line(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
+    """A resource of either kind; the first one is broken."""
 
     opened: list[Line]
+    closed: list[Line]
 
-    def __init__(self) -> None:
-        self.broken = not self.opened
+    def __enter__(self) -> bool:
         self.opened.append(self)
+        return len(self.opened) == 1
 
-    def close(self) -> None:
-        self.broken = True
+    def __exit__(self, *_: object) -> None:
+        self.closed.append(self)
+
+    async def __aenter__(self) -> bool:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
 
 
-def test_the_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
-    the.errands(3)
-    Line.opened = []
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_resource_is_opened_again_before_the_rows_are_called_alone(is_async: bool) -> None:
+    the.errands(4)
+    Line.opened, Line.closed = [], []
 
-    def handle(given: Rows, line: Line) -> None:
-        if line.broken:
-            raise ValueError("a broken line")
+    def handle(given: Rows, is_broken: bool) -> None:
+        if is_broken:
+            raise ConnectionError("a broken line")
 
-    def resource() -> AbstractContextManager[Line]:
-        return closing(Line())
+    async def handle_async(given: Rows, is_broken: bool) -> None:
+        handle(given, is_broken)
 
-    assert_run(bulk(the.at_least_once, handle, resource=resource)(), processed=3)
-    assert len(Line.opened) == 2
+    options = {"resource": Line, "retry": the.retry(), "concurrency": 1 + is_async}
+    run = bulk(the.at_least_once, handle_async if is_async else handle, **options)
+    assert_run(run(), processed=4)
+    assert (len(Line.opened), Line.closed) == (2, Line.opened)
 
 
 class Once:
@@ -406,41 +416,6 @@ def test_concurrency_counts_calls(make: Make) -> None:
     assert max(most) == 3
     assert sorted(sizes) == [3, 5, 5, 5, 5]
     assert the.places(done=True, leased_until=None, claimed_at=None) == list(range(23))
-
-
-def test_at_most_once_calls_no_row_again_when_an_asynchronous_call_raises() -> None:
-    the.errands(7)
-    calls: list[list[int]] = []
-
-    async def handle(given: Rows) -> None:
-        calls.append([row.place for row in given])
-        if any(row.place == 1 for row in given):
-            raise ValueError("place 1")
-
-    report = in_fives(the.at_most_once, handle, failed={"dead": True})(concurrency=2)
-    assert_run(report, processed=2, failed=5)
-    assert sorted(calls) == [[0, 1, 2, 3, 4], [5, 6]]
-    assert the.places(done=True, leased_until=None, claimed_at=None) == [5, 6]
-
-
-def test_a_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
-    the.errands(4)
-    events: list[str] = []
-
-    @asynccontextmanager
-    async def line() -> AsyncIterator[int]:
-        number = sum(each.startswith("open") for each in events)
-        events.append(f"open {number}")
-        yield number
-        events.append(f"close {number}")
-
-    async def handle(given: Rows, number: int) -> None:
-        if number == 0:
-            raise ConnectionError("a broken line")
-
-    run = in_fives(the.at_least_once, handle, resource=line, retry=the.retry())
-    assert_run(run(concurrency=2), processed=4)
-    assert sorted(events) == ["close 0", "close 1", "open 0", "open 1"]
 
 
 @each_delivery
