@@ -75,7 +75,8 @@ class Lane:
         self.leftover = Leftover(run.using, run.sees)
         self.watched = self.leftover if self.leftover.watches else nullcontext(self.leftover)
         self._mark: Mark | None = None
-        written = self.processor.claim or self.processor.done or {}
+        flip = {} if self.processor.lease is not None else self.processor.done
+        written = self.processor.claim or flip or {}
         self._has_fixed_mark = not any(map(callable, written.values()))
         #: The last question by which one statement claims, checks and marks.
         self.simple_question: Question[Any] | None = None

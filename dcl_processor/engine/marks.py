@@ -7,9 +7,8 @@ mark, because another worker may have taken the row over, or an operator may hav
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Model, Value
@@ -115,42 +114,22 @@ def mark_of(processor: Definition[Any], model: Any, *, is_held: bool = False) ->
     mark, which one statement writes and removes. ``is_held``: the row was claimed earlier, so that
     nothing is written again, and no callable of ``claim`` is called.
     """
-    lease, retry, at = processor.lease, processor.retry, processor.claimed_at
+    lease, at, claim = processor.lease, processor.claimed_at, processor.claim
     time, none = ({at: _NOW}, {at: None}) if at else ({}, {})
+    chosen: Values = claim or ({} if lease is not None else processor.done or {})
+    values = by_attname(model, {**({} if is_held else resolve(chosen)), **time})
     if lease is None:
-        chosen: Values = {} if is_held else resolve(processor.claim or processor.done or {})
-        values = by_attname(model, {**chosen, **time})
         undone = None if processor.reset is None else {**none, **processor.reset}
-        option = "claim" if processor.claim else "done"
-        return Mark(values, signature(values), at, none, undone, option)
-    mark = _lease_mark(lease, retry.attempts if retry else None, model)
-    if processor.claim is None:
-        return mark
-    written = {} if is_held else {**resolve(processor.claim), **time}
-    values = {**by_attname(model, written), **mark.values}
-    removed = {**none, **mark.removed}
-    reset = by_attname(model, processor.reset or {})
-    return replace(
-        mark,
-        values=values,
-        name=signature(values),
-        removed=removed,
-        undone={**reset, **removed, **(mark.undone or {})},
-        option="claim",
-        reset=reset,
-    )
-
-
-# Cached for all batches, because examining the expressions takes as long as examining a row.
-@cache
-def _lease_mark(lease: Lease, count: str | None, model: Any) -> Mark:
-    values: dict[str, Any] = {lease.field: _NOW + timedelta(seconds=lease.seconds)}
-    removed: dict[str, Any] = {lease.field: None}
-    undone = dict(removed)
-    if count is not None:
+        return Mark(values, signature(values), at, none, undone, "claim" if claim else "done")
+    reset = by_attname(model, (claim and processor.reset) or {})
+    removed = {**none, lease.field: None}
+    undone = {**reset, **removed}
+    values[lease.field] = _NOW + timedelta(seconds=lease.seconds)
+    if processor.retry is not None and (count := processor.retry.attempts) is not None:
         counted, highest = Coalesce(F(count), Value(0)), highest_number(model, count)
         # A row that always kills its worker must not overflow a small counter: no worker could
         # claim it again, nor the rows that are claimed with it.
         values[count] = (counted if highest >= _ROOMY else Least(counted, int(highest) - 1)) + 1
         undone[count] = F(count) - 1
-    return Mark(values, signature(values), lease.field, removed, undone, option=None, lease=lease)
+    option = "claim" if claim else None
+    return Mark(values, signature(values), lease.field, removed, undone, option, lease, reset)

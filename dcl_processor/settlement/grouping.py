@@ -43,19 +43,12 @@ def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
     """
     moments: dict[Any, date] = {}
     groups: dict[Hashable, tuple[Values, list[Any]]] = {}
-    plain: dict[int, list[Any]] = {}
     for pk, values in flips.items():
-        # The processor's own ``done`` is the same object for all rows.
-        if (known := plain.get(id(values))) is not None:
-            known.append(pk)
-            continue
         resolved = {name: _call(value, moments) for name, value in values.items()}
         # With the user's values, == and hash() may fail, or have another meaning.
         alike = tuple((name, likeness.of_value(value)) for name, value in resolved.items())
         _, pks = groups.setdefault(alike, (resolved, []))
         pks.append(pk)
-        if not any(callable(value) for value in values.values()):
-            plain[id(values)] = pks
     return list(groups.values())
 
 
