@@ -23,7 +23,7 @@ Seam = tuple[tuple[Any, str], ...]
 IS_OWN_TABLE: Seam = ((question, "is_own_table"),)
 NARROWED: Seam = ((question.Question, "narrowed"),)
 # The claim
-TRANSACTION_ID_IN: Seam = ((claim, "_id_in"),)
+TRANSACTION_ID: Seam = ((claim, "has_id"),)
 LOCK_CLAUSE: Seam = ((claim, "lock_clause"),)
 KEY_LOCK: Seam = ((key_claim, "_locking"),)
 REAP: Seam = ((key_claim, "_reap"),)
