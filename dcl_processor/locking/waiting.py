@@ -7,7 +7,7 @@ operator's request wait for the lock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -113,9 +113,7 @@ class _RowsLockedError(Exception):
 
 @contextmanager
 def locked_rows(
-    question: Question[Any],
-    tables: Sequence[type[Model]],
-    chunks: Callable[[], Iterable[Sequence[Any]]],
+    question: Question[Any], tables: Sequence[type[Model]], chunks: Iterable[Sequence[Any]]
 ) -> Iterator[None]:
     """Open a transaction that has the rows' parts in these tables locked; ``chunks``: of keys.
 
@@ -129,7 +127,7 @@ def locked_rows(
     for is_last in (*[False] * (MOST_TURNS if has_nowait else 0), True):
         try:
             with settlement_transaction(question.using):
-                for pks in chunks():
+                for pks in chunks:
                     _lock_chunk(question, tables, pks, nowait=not is_last)
                 yield
                 return
