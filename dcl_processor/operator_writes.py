@@ -19,8 +19,13 @@ from .candidates.scan import WINDOW
 from .database.contention import is_about_rows, is_contention
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
-from .locking.parts import lock_free
-from .locking.waiting import lock_timeout, locked_rows, settlement_transaction, written_parts
+from .locking.row_locks import (
+    lock_free,
+    lock_timeout,
+    locked_rows,
+    settlement_transaction,
+    written_parts,
+)
 from .operator_choice import Chosen, digest, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve

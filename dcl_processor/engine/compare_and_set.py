@@ -11,8 +11,7 @@ from django.db.models import Q
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.update import CompiledUpdate
-from dcl_processor.locking.parts import lock_free
-from dcl_processor.locking.waiting import settling, written_parts
+from dcl_processor.locking.row_locks import lock_free, settling, written_parts
 from dcl_processor.settlement import writing
 from dcl_processor.values import Values
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry, batch_processor, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
-from dcl_processor.locking.parts import lock_free
+from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written, as_seen
 from tests.contract.support import errands as the
