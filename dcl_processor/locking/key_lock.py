@@ -15,7 +15,7 @@ from dcl_processor.candidates.scan import retrying
 from dcl_processor.definition.groups import Groups, Key, groups_of
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction, Unsupported
 
-from .engines import refuse_without_transactions
+from .isolation import refuse_without_transactions
 from .row_locks import lock_database, path_to_parts
 
 if TYPE_CHECKING:
