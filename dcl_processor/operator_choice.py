@@ -1,94 +1,45 @@
-"""The rows that an operator chose, as they were then: many of them are kept in a file."""
+"""The rows that an operator chose, each with a short text by which a change of it is noticed."""
 
 from __future__ import annotations
 
-import pickle
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from tempfile import TemporaryFile
+from hashlib import blake2b
 from types import NoneType, SimpleNamespace
-from typing import IO, Any
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
 
-#: Rows by primary key, each with the values of the columns that workers write, and whether it is
-#: in ``pending``.
-Marks = Mapping[Any, Sequence[Any]]
+#: Rows by primary key, each with the digest of what it was when it was chosen.
+Chosen = Mapping[Any, str]
+
+#: Bytes of a digest, which are 8 characters, and what follows if the row was pending.
+_DIGEST, _WAS_PENDING = 6, "+"
 
 
-class Chosen(Collection[Any]):
-    """The keys of rows in the order of their choice, with their marks.
+def digest(marks: Sequence[Any], *, is_pending: bool) -> str:
+    """Return a text for values in plain types, the same in each process while they are the same."""
+    known = repr(marks).encode("utf-8", "surrogatepass")
+    short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
+    return short + (_WAS_PENDING if is_pending else "")
 
-    Of ``size`` rows the marks are in memory, and those of all others in a temporary file, which
-    has no name, and which ends with the object.
+
+def is_same(before: str, now: str) -> bool:
+    """Return whether a row with these two digests is as it was.
+
+    A row that was pending has to be pending still: of a flip that is a function, no column is
+    known. A row that was not may be so since, because its time has come.
     """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._number = 0
-        self._last: dict[Any, Sequence[Any]] = {}
-        #: Where each full chunk begins in the file, or the chunk if it cannot be stored.
-        self._full: list[int | Marks] = []
-        self._file: IO[bytes] | None = None
-
-    def add(self, pk: Any, marks: Sequence[Any]) -> None:
-        """Add a row that is not among them."""
-        if len(self._last) >= self._size:
-            self._full.append(self._store(self._last))
-            self._last = {}
-        self._last[pk] = marks
-        self._number += 1
-
-    def chunks(self, size: int | None = None) -> Iterator[Marks]:
-        """Yield the rows in chunks of at most so many, which is not more than they are kept in."""
-        for place in [*self._full, self._last]:
-            chunk = self._load(place) if isinstance(place, int) else place
-            keys = [*chunk]
-            step = size or self._size
-            for at in range(0, len(keys), step):
-                yield {pk: chunk[pk] for pk in keys[at : at + step]}
-
-    def __iter__(self) -> Iterator[Any]:
-        return (pk for chunk in self.chunks() for pk in chunk)
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __contains__(self, pk: object) -> bool:
-        return any(pk in chunk for chunk in self.chunks())
-
-    def _store(self, chunk: Marks) -> int | Marks:
-        with suppress(Exception):  # a class of the user's own may refuse in any way
-            written = pickle.dumps(chunk)
-            # Equal in memory and when it comes back, or no row would be found as it was.
-            if pickle.loads(written) == chunk:  # noqa: S301  # written in the line before
-                return self._append(written)
-        return chunk
-
-    def _append(self, written: bytes) -> int:
-        if self._file is None:
-            self._file = TemporaryFile()  # noqa: SIM115  # closed below
-            weakref.finalize(self, self._file.close)
-        self._file.seek(0, 2)
-        place = self._file.tell()
-        self._file.write(written)
-        return place
-
-    def _load(self, place: int) -> Marks:
-        assert self._file is not None
-        self._file.seek(place)
-        chunk: Marks = pickle.load(self._file)  # noqa: S301  # a file that no other process has
-        return chunk
+    return now in (before, before + _WAS_PENDING)
 
 
-# --- the values of a row's columns in plain types, which are compared, kept, and written as texts
+# --- the values of a row's columns in plain types, whose texts are compared
 #
-# Objects of a field's own class may have no ``__eq__``, so that no row would be as it was, and the
-# text of an object without ``__repr__`` has its address, which differs from process to process.
+# The text of an object without ``__repr__`` has its address, which differs from process to process.
 
 
 #: The types whose texts tell their values apart, and are the same in each process.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from base64 import urlsafe_b64encode
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, transaction
@@ -21,9 +19,14 @@ from .candidates.scan import WINDOW
 from .database.contention import is_about_rows, is_contention
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
-from .locking.parts import lock_free
-from .locking.waiting import lock_timeout, locked_rows, settlement_transaction, written_parts
-from .operator_choice import Chosen, Marks, plain
+from .locking.row_locks import (
+    lock_free,
+    lock_timeout,
+    locked_rows,
+    settlement_transaction,
+    written_parts,
+)
+from .operator_choice import Chosen, digest, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
 
@@ -44,9 +47,6 @@ _PENDING, _ERROR = "dcl_pending", "dcl_error"
 
 #: Characters of an error that are compared: as many as the admin shows.
 _SEEN = 300
-
-#: Bytes of the digest of a row's marks, which are 8 characters, and what follows if it was pending.
-_DIGEST, _WAS_PENDING = 6, "+"
 
 
 @dataclass(slots=True)
@@ -134,23 +134,17 @@ class Write:
         return cls(processor.name, question, named, free, condition, written, columns, error, proof)
 
     def choose(self, *, among: Container[Any] | None = None) -> Chosen:
-        """Read which of the rows meet the condition, and their marks; locks nothing.
+        """Read which of the rows meet the condition, and what they are now; locks nothing.
 
         ``among``: keys; other rows are left out.
         """
-        using, chosen = self.question.using, Chosen(WINDOW)
+        using = self.question.using
         # The driver gets so many rows at a time from a cursor of the server. A pool may give the
         # statements after its transaction to another session. SQLite has none, and might lock.
         has_cursor = connections[using].features.has_select_for_update
         with settlement_transaction(using) if has_cursor else nullcontext():
-            rows = self._marks(self.rows.order_by("pk"))
-            last: Any = None
-            for pk, *marks in rows.iterator(chunk_size=WINDOW):
-                # A filter over a to-many relation gives a row once per match.
-                if pk != last and (among is None or pk in among):
-                    chosen.add(pk, self._plain(marks))
-                last = pk
-        return chosen
+            rows = self._marks(self.rows.order_by("pk")).iterator(chunk_size=WINDOW)
+            return {pk: self._digest(marks) for pk, *marks in rows if among is None or pk in among}
 
     def others(self) -> tuple[int, list[Any]]:
         """Return how many of the rows do not meet the condition, and the keys of some of them."""
@@ -160,32 +154,13 @@ class Write:
         )
         return others.count(), [*others[:SHOWN]]
 
-    def digest(self, marks: Sequence[Any]) -> str:
-        """Return a short text for the marks, the same in each process while they are the same."""
-        # At the end is whether the row is pending.
-        known = repr([*marks[:-1]]).encode("utf-8", "surrogatepass")
-        short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
-        return short + (_WAS_PENDING if marks[-1] else "")
-
-    def as_seen(self, chosen: Chosen, seen: Mapping[Any, str]) -> tuple[Chosen, list[Any]]:
-        """Return those of the rows that have the digests that were seen, and the others' keys."""
-        same, changed = Chosen(WINDOW), []
-        for chunk in chosen.chunks():
-            for pk, marks in chunk.items():
-                # Race: double claim. A worker may have settled the row, and another operator may
-                # have put it back, so that it is in the same state and is not what was seen.
-                if self.digest(marks) in _possible(seen.get(pk, "")):
-                    same.add(pk, marks)
-                else:
-                    changed.append(pk)
-        return same, changed
-
     def to_all(self) -> int:
         """Write to all of the rows in one transaction, wait for their locks, return how many."""
         self._refuse_old_snapshot()
         chosen, tables = self.choose(), written_parts(self.question.model, self.values)
-        with locked_rows(self.question, tables, lambda: map(list, chosen.chunks())):
-            return sum(len(self._compare_and_write(some, [*some])) for some in chosen.chunks())
+        chunks = [*_chunks([*chosen], WINDOW)]
+        with locked_rows(self.question, tables, chunks):
+            return sum(len(self._compare_and_write(chosen, some)) for some in chunks)
 
     def to_free(
         self, chosen: Chosen, written: Written, *, seconds: float, stop_at: float = math.inf
@@ -201,15 +176,14 @@ class Write:
         self._refuse_old_snapshot()
         end = min(time.monotonic() + seconds, stop_at)
         has_row_locks = connections[self.question.using].features.has_select_for_update
-        waiting, size, were_tried = chosen, WINDOW, False
+        waiting, size, were_tried = [*chosen], WINDOW, False
         while waiting:
-            locked = Chosen(WINDOW)
-            for some in waiting.chunks(size):
-                left, again = end - time.monotonic(), [*some]
+            locked = list[Any]()
+            for some in _chunks(waiting, size):
+                left, again = end - time.monotonic(), some
                 if left > 0 or not (were_tried or (locked and not has_row_locks)):
-                    again = self._try(some, again, written, max(LEAST, left), stop_at)
-                for pk in again:
-                    locked.add(pk, some[pk])
+                    again = self._try(chosen, some, written, max(LEAST, left), stop_at)
+                locked += again
                 if not were_tried and time.monotonic() >= stop_at:
                     break
             if locked and time.monotonic() >= end:
@@ -225,8 +199,8 @@ class Write:
         refuse_old_snapshot(question.using, self.name, own_table=question.own_table)
 
     def _try(
-        self, chosen: Marks, some: Sequence[Any], written: Written, seconds: float, stop_at: float
-    ) -> list[Any]:
+        self, chosen: Chosen, some: Sequence[Any], written: Written, seconds: float, stop_at: float
+    ) -> Sequence[Any]:
         """Write to those of the rows that can be locked now, and return those that cannot."""
         using = self.question.using
         try:
@@ -237,14 +211,14 @@ class Write:
         except (DatabaseError, NotWritten) as error:
             # A lock of the whole table, for instance, is not passed over.
             if is_contention(error):
-                return [*some]
+                return some
             if not (isinstance(error, NotWritten) or is_about_rows(error)):
                 raise
             if len(some) == 1:
                 written.failed[some[0]] = error
                 return []
             # The values may suit the other rows of the chunk.
-            again = []
+            again = list[Any]()
             for pk in some:
                 again += self._try(chosen, [pk], written, seconds, stop_at)
                 if time.monotonic() >= stop_at:
@@ -258,13 +232,14 @@ class Write:
         written.changed += [pk for pk in left if pk not in there]
         return [pk for pk in left if pk in there]
 
-    def _compare_and_write(self, chosen: Marks, some: Sequence[Any]) -> list[Any]:
+    def _compare_and_write(self, chosen: Chosen, some: Sequence[Any]) -> list[Any]:
         """Write to those of the locked rows that are as they were chosen, and return their keys."""
         if not some:
             return []
         # Race: double claim. A worker may have claimed or settled a row since it was chosen.
-        found = self._read(self.rows.order_by().filter(pk__in=some))
-        same = [pk for pk in some if pk in found and _is_same(chosen[pk], found[pk])]
+        rows = self._marks(self.rows.order_by().filter(pk__in=some))
+        found = {pk: self._digest(marks) for pk, *marks in rows}
+        same = [pk for pk in some if pk in found and is_same(chosen[pk], found[pk])]
         if same and self.proof is not None:
             self._rehearse(self.proof, same)
             self._update(same, self.values)
@@ -311,17 +286,13 @@ class Write:
     def _first(self, rows: QuerySet[Any, Any]) -> list[Any]:
         return [*rows.order_by().values_list("pk", flat=True)[:1]]
 
-    def _read(self, rows: QuerySet[Any, Any]) -> Marks:
-        """Return the marks of those of the rows that meet the condition."""
-        return {pk: self._plain(marks) for pk, *marks in self._marks(rows)}
-
-    def _plain(self, marks: Sequence[Any]) -> Sequence[Any]:
-        """Return the marks with the columns' values in plain types."""
+    def _digest(self, marks: Sequence[Any]) -> str:
+        """Return the digest of a row's marks: the columns, the error, and whether it is pending."""
         model, using = self.question.model._meta, self.question.using
         fields = map(model.get_field, self.columns)
         columns = [plain(*each, using) for each in zip(fields, marks, strict=False)]
-        # After the columns come the error, and whether the row is pending.
-        return [*columns, *marks[len(columns) :]]
+        *error, pending = marks[len(columns) :]
+        return digest([*columns, *error], is_pending=pending)
 
     def _marks(self, rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
         """Return the read of the keys and the marks, which is not executed."""
@@ -350,15 +321,16 @@ def is_pending(question: Question[Any]) -> Q:
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
 
 
-def _is_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    # A row that was pending has to be pending still: of a flip that is a function, no column is
-    # known. A row that was not may be so since, because its time has come.
-    return before[:-1] == now[:-1] and now[-1] >= before[-1]
+def as_seen(chosen: Chosen, seen: Chosen) -> tuple[Chosen, list[Any]]:
+    """Return those of the chosen rows that are as they were seen, and the keys of the others."""
+    # Race: double claim. A worker may have settled the row, and another operator may have put it
+    # back, so that it is in the same state and is not what was seen.
+    same = {pk: now for pk, now in chosen.items() if is_same(seen.get(pk, ""), now)}
+    return same, [pk for pk in chosen if pk not in same]
 
 
-def _possible(seen: str) -> tuple[str, ...]:
-    """Return the digests of a row that is as it was seen, by the rule of ``_is_same()``."""
-    return (seen,) if seen.endswith(_WAS_PENDING) else (seen, seen + _WAS_PENDING)
+def _chunks(pks: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (pks[at : at + size] for at in range(0, len(pks), size))
 
 
 def is_timeless(processor: Definition[Any]) -> bool:

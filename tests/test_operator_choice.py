@@ -1,105 +1,28 @@
-"""The rows that an operator chose: kept as they were, and not all of them in memory."""
+"""The rows that an operator chose, and whether they are as they were."""
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-import tracemalloc
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import connection, models
 
-from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor, operator_writes
+from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor
 from dcl_processor.operator_actions import to_requeue
-from dcl_processor.operator_choice import Chosen, plain
+from dcl_processor.operator_choice import digest, is_same, plain
 from dcl_processor.operator_writes import Written
 from sample_app.shop.models import Payment
 from tests.models import Errand
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
-
-
-def filled(size: int, number: int) -> Chosen:
-    chosen = Chosen(size)
-    for pk in range(number):
-        chosen.add(pk, [NOW, f"row {pk}", True])
-    return chosen
-
-
-def in_memory(chosen: Chosen) -> int:
-    """Return the number of rows whose marks are in memory."""
-    return len(chosen._last) + sum(len(each) for each in chosen._full if not isinstance(each, int))
-
-
-@pytest.mark.parametrize("number", [0, 1, 9, 10, 11, 20, 105])
-def test_every_row_comes_back_in_its_order_and_as_it_was(number: int) -> None:
-    chosen = filled(10, number)
-    assert len(chosen) == number
-    assert bool(chosen) is (number > 0)
-    assert [*chosen] == [*range(number)]
-    assert in_memory(chosen) <= 10
-    rows = {pk: marks for chunk in chosen.chunks() for pk, marks in chunk.items()}
-    assert rows == {pk: [NOW, f"row {pk}", True] for pk in range(number)}
-    assert all(len(chunk) <= 10 for chunk in chosen.chunks())
-
-
-def test_chunks_can_be_smaller_and_be_read_again() -> None:
-    chosen = filled(10, 25)
-    assert [len(chunk) for chunk in chosen.chunks(4)] == [4, 4, 2, 4, 4, 2, 4, 1]
-    assert [len(chunk) for chunk in chosen.chunks(1)] == [1] * 25
-    assert (24 in chosen, 25 in chosen) == (True, False)
-
-
-def test_two_reads_at_once_do_not_disturb_each_other() -> None:
-    chosen = filled(10, 35)
-    assert [*zip(chosen, chosen, strict=True)] == [(pk, pk) for pk in range(35)]
-
-
-class Sealed:
-    """A value of a user's own field, which cannot be stored."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("sealed")
-
-
-class Changed:
-    """A value that is not equal to what is stored of it."""
-
-
-@pytest.mark.parametrize("make", [Sealed, Changed])
-def test_a_value_that_cannot_be_stored_stays_in_memory(make: Callable[[], object]) -> None:
-    chosen, value = Chosen(2), make()
-    for pk in range(5):
-        chosen.add(pk, [value])
-    assert in_memory(chosen) == 5
-    assert all(marks == [value] for chunk in chosen.chunks() for marks in chunk.values())
-
-
-def test_the_file_ends_with_the_object() -> None:
-    def open_files() -> int:
-        return len([*Path("/proc/self/fd").iterdir()])
-
-    before = open_files()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ResourceWarning)
-        chosen = filled(10, 100)
-        assert open_files() == before + 1
-        del chosen
-        gc.collect()
-    assert open_files() == before
-
-
-# --- the actions
 
 
 def processor(**options: Any) -> BatchProcessor[Errand]:
@@ -120,44 +43,6 @@ def processor(**options: Any) -> BatchProcessor[Errand]:
 def make(number: int) -> None:
     Errand.objects.all().delete()
     Errand.objects.bulk_create(Errand(claimed=True, claimed_at=NOW) for _ in range(number))
-
-
-def peak(act: Callable[[], None]) -> int:
-    """Return the bytes that were in use at most while the function ran, beyond those before."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        act()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_memory_of_an_action_does_not_grow_with_its_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(operator_writes, "WINDOW", 50)
-    run, counts = processor(), list[int]()
-
-    def requeue() -> None:
-        counts.append(run.requeue(Errand.objects.filter(claimed=True)))
-
-    def least_peak(number: int) -> int:
-        """Return the lowest of three: a cache may grow while one of them runs."""
-        peaks = []
-        for _ in range(3):
-            make(number)
-            peaks.append(peak(requeue))
-        return min(peaks)
-
-    make(50)
-    requeue()  # imports, and caches
-    few, many = least_peak(500), least_peak(5_000)
-    assert counts == [50, *[500] * 3, *[5_000] * 3]
-    # With all marks in memory it was 8 times as much.
-    assert many < 1.5 * few
-    assert not Errand.objects.filter(claimed=True).exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -212,19 +97,11 @@ def test_a_row_that_failed_anew_with_as_many_attempts_is_left() -> None:
     assert written == Written(others, [first])
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse() -> None:
-    make(1)
-    write = to_requeue(processor(), Errand.objects.all())
-    ((pk, marks),) = next(write.choose().chunks()).items()
-    chosen, not_pending = Chosen(10), [*marks[:-1], False]
-    chosen.add(pk, [*marks[:-1], True])
-    taken, changed = write.as_seen(chosen, {pk: write.digest(not_pending)})
-    assert ([*taken], changed) == ([pk], [])
-    chosen = Chosen(10)
-    chosen.add(pk, not_pending)
-    taken, changed = write.as_seen(chosen, {pk: write.digest([*marks[:-1], True])})
-    assert ([*taken], changed) == ([], [pk])
+    before, now = (digest([NOW, "x"], is_pending=each) for each in (False, True))
+    assert is_same(before, now)
+    assert not is_same(now, before)
+    assert not is_same(before, digest([NOW, "y"], is_pending=True))
 
 
 FIELD = Errand._meta.get_field("result")

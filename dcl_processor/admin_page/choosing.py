@@ -151,12 +151,7 @@ def choose(
             found.has_more = True
             break
         choice = choose_chunk(processor, action, wanted, some, values=values)
-        seen = (
-            (pk, choice.write.digest(marks))
-            for chunk in choice.rows.chunks()
-            for pk, marks in chunk.items()
-        )
-        for pk, digest in seen:
+        for pk, digest in choice.rows.items():
             characters += len(json.dumps([plain(pk), digest])) + 1
             if characters > MOST_CHARACTERS:
                 found.has_more = True

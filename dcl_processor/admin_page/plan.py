@@ -14,7 +14,7 @@ from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import rows
 from dcl_processor.management.acting import CHANGED, LOCKED, Action
 from dcl_processor.masking import shown
-from dcl_processor.operator_writes import Written
+from dcl_processor.operator_writes import Written, as_seen
 from dcl_processor.processor import BatchProcessor
 
 from .choosing import ACTIONS, BUDGET, Wanted, choose_chunk, chunks, of_plain, plain
@@ -108,7 +108,7 @@ class Plan:
             choice = choose_chunk(
                 processor, self.act, self.wanted, some, values=values, reason=reason
             )
-            rows, changed = choice.write.as_seen(choice.rows, self.rows)
+            rows, changed = as_seen(choice.rows, self.rows)
             done = Written()
             try:
                 choice.write.to_free(rows, done, seconds=PATIENCE, stop_at=begun + LONGEST)

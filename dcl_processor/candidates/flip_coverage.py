@@ -18,12 +18,11 @@ from django.db.models import QuerySet, Transform, Value, lookups
 from django.db.models.expressions import Col
 from django.db.models.fields import json, related_lookups
 from django.db.models.functions import Now
-from django.db.models.sql.datastructures import Join
 from django.db.models.sql.where import WhereNode
 
 from dcl_processor.clock import DatabaseNow
 
-from .question import demanded
+from .question import demanded, own_aliases
 
 #: The modules of Django's own lookups, which read only their operands.
 _LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__, json.__name__})
@@ -35,8 +34,7 @@ def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[
     ``columns``: the attnames of the columns that are written as constants. The rows returned
     include every pending row; the query uses no other table, except for a parent's.
     """
-    query = queryset.query.chain()
-    own = {alias for alias in query.alias_map if _is_own(query, alias)}
+    query, own = queryset.query.chain(), own_aliases(queryset)
     some = [node for node in demanded(query.where) if _reads_only(node, own, columns)]
     if not some:
         return None
@@ -58,8 +56,7 @@ def keeps_all(
     the same value in all rows afterwards. Each condition must read the constants alone, or columns
     that are not written.
     """
-    query = queryset.query
-    own = {alias for alias in query.alias_map if _is_own(query, alias)}
+    query, own = queryset.query, own_aliases(queryset)
     if {alias for alias, count in query.alias_refcount.items() if count} - own:
         return False
     fields = queryset.model._meta.concrete_fields
@@ -68,17 +65,6 @@ def keeps_all(
         _reads_only(node, own, constants) or _reads_only(node, own, others)
         for node in demanded(query.where)
     )
-
-
-def _is_own(query: Any, alias: str) -> bool:
-    """Return whether the alias is the row's own table, or a parent's table with part of the row."""
-    table = query.alias_map[alias]
-    if not isinstance(table, Join):
-        return bool(alias == query.base_table)
-    links = {*query.get_meta().parents.values()}
-    for parent in query.get_meta().all_parents:
-        links |= {*parent._meta.parents.values()}
-    return table.join_field in links and _is_own(query, table.parent_alias)
 
 
 def _reads_only(node: Any, own: Collection[str], columns: Collection[str]) -> bool:

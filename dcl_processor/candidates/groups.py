@@ -17,7 +17,7 @@ from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.exceptions import InvalidPending
 
 from .question import Question, order_of
-from .scan import WINDOW, down_to_the_key, keys_of, look, place_among, retrying
+from .scan import WINDOW, down_to_the_key, every, keys_of, look, place_among, retrying
 
 #: Keys per window, and rows of one key that are read at once.
 KEYS, ROWS = 200, 100
@@ -145,7 +145,7 @@ def unfinished(question: Question[Any], pks: Collection[Any]) -> set[Any]:
 
 def count(question: Question[Any], key: Key) -> int:
     """Return the number of pending rows of a key."""
-    rows = _once_each(question, _of(question.unfiltered, key))
+    rows = every(question, _of(question.unfiltered, key))
     return retrying(rows.count, rows.db)
 
 
@@ -168,7 +168,7 @@ def count_due(
         left_out = [*without, *(pk for value in values for pk in tried[value])][:MOST_COUNTED]
         # On the alias that is locked: a late replica would show finished rows as held.
         rows = question.queryset.filter(**{f"{column}__in": values}).exclude(pk__in=left_out)
-        some = _once_each(question, rows)[: MOST_COUNTED - total]
+        some = every(question, rows)[: MOST_COUNTED - total]
         number = retrying(some.count, some.db)
         if number and len(keys) < most_keys:
             have = look(rows.order_by().values_list(column, flat=True).distinct())
@@ -177,13 +177,6 @@ def count_due(
         if total >= MOST_COUNTED:
             break
     return total, keys
-
-
-def _once_each(question: Question[Any], rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
-    """Return the keys of the rows, for counting them."""
-    pks = rows.order_by().values("pk")
-    # A filter over a to-many relation gives a row once per match.
-    return pks if question.own_table else pks.distinct()
 
 
 #: Rows up to which the held ones are counted: a backlog may have millions.

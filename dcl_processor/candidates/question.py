@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import router
 from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When, lookups
@@ -26,6 +26,7 @@ from django.db.models.sql.where import AND, WhereNode
 
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import StatementCache
+from dcl_processor.compiled_sql.placeholders import KeyPlaceholder
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.masking import shown
 
@@ -92,7 +93,7 @@ def _without_conditions(
 ) -> QuerySet[M, M]:
     """Return the queryset without its conditions on these fields; ``None``: without any."""
     queryset = queryset.all()
-    where, own = queryset.query.where, _own_aliases(queryset)
+    where, own = queryset.query.where, own_aliases(queryset)
     conditions = where.children if where.connector == AND and not where.negated else [where]
     kept = [
         condition
@@ -104,7 +105,7 @@ def _without_conditions(
     return queryset
 
 
-def _own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
+def own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
     """Return the aliases of a row's own tables; a relation may join the same tables once more."""
     query = queryset.query
     own = {query.base_table}
@@ -148,19 +149,6 @@ def these(pks: Collection[Any], column: str = "pk") -> Q:
     return Q(**{column: some[0]}) if len(some) == 1 else Q(**{f"{column}__in": some})
 
 
-class RowFilter(Protocol):
-    """Rows that a statement is about, by their primary keys.
-
-    ``condition``: is true for these rows; ``order``: returns the expression that sorts them in the
-    order in which their keys are given.
-    """
-
-    @property
-    def condition(self) -> Q: ...
-
-    def order(self) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class KeyList:
     """The rows with these primary keys; ``column``: with these values of another column."""
@@ -175,6 +163,11 @@ class KeyList:
     def order(self) -> Any:
         places = [When(pk=pk, then=place) for place, pk in enumerate(self.pks)]
         return Case(*places, output_field=IntegerField())
+
+
+#: Rows that a statement is about, by their keys, which may be given later. ``condition``: is true
+#: for these rows; ``order()``: sorts them in the order in which their keys are given.
+RowFilter = KeyList | KeyPlaceholder
 
 
 def ask(

@@ -174,9 +174,9 @@ def count(question: Question[Any], most: int) -> int:
     return retrying(some.count, some.db)
 
 
-def every(question: Question[M]) -> QuerySet[M, Any]:
-    """Return the read of all of the question's keys, each once, which is not executed."""
-    keys = question.queryset.order_by().values("pk")
+def every(question: Question[M], rows: QuerySet[M, Any] | None = None) -> QuerySet[M, Any]:
+    """Return the read of the keys of rows, by default all of the question's, each once."""
+    keys = (question.queryset if rows is None else rows).order_by().values("pk")
     # A filter over a to-many relation gives a row once per match.
     return keys if question.own_table else keys.distinct()
 

@@ -15,7 +15,7 @@ from dcl_processor import oversight
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.locking.engines import refuse_without_transactions
+from dcl_processor.locking.isolation import refuse_without_transactions
 from dcl_processor.locking.slots import refuse_without_locks
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import limits

@@ -154,7 +154,11 @@ class Assignments:
     rows, and for fields that add SQL around their value.
     """
 
-    def __init__(self, model: type[Model], values: Values) -> None:
+    def __init__(self, model: type[Model], using: str, values: Values) -> None:
+        self._connection = connections[using]
+        #: The values that were filled in last, mostly the same object for all rows, and the result.
+        self.last: Values | None = None
+        self.last_filled: dict[Placeholder, Any] | None = None
         self.placeholders: dict[str, Placeholder] = {}
         for name, value in values.items():
             field: Field[Any, Any] = model._meta.get_field(name)  # type: ignore[assignment]  # relations too
@@ -167,15 +171,18 @@ class Assignments:
         assigned = {name: each.assigned() for name, each in self.placeholders.items()}
         self.columns: Values = {**values, **assigned}
 
-    def filled(self, values: Values, connection: Any) -> dict[Placeholder, Any] | None:
+    def filled(self, values: Values) -> dict[Placeholder, Any] | None:
         """Return the values in the database's form, by their placeholder.
 
         ``None``: a field turns its value into SQL, so that the statement does not fit.
         """
         filled = {
-            each: each.saved(values[name], connection) for name, each in self.placeholders.items()
+            each: each.saved(values[name], self._connection)
+            for name, each in self.placeholders.items()
         }
-        return None if any(hasattr(value, "as_sql") for value in filled.values()) else filled
+        is_sql = any(hasattr(value, "as_sql") for value in filled.values())
+        self.last, self.last_filled = values, None if is_sql else filled
+        return self.last_filled
 
 
 def _has_placeholder(field: Any) -> bool:

@@ -49,7 +49,7 @@ class CompiledUpdate:
         self._using = using
         self._connection = connections[using]
         self._keys = KeyPlaceholder(model, using, many=many)
-        self._assignments = Assignments(model, values)
+        self._assignments = Assignments(model, using, values)
         self._expected = {name: Placeholder(_plain_field(model, name)) for name in expected}
         self._fence, self._number = Placeholder(TextField()), Placeholder(IntegerField())
         rows = QuerySet[Any](model, using=using).filter(self._keys.condition, **self._expected)
@@ -66,9 +66,6 @@ class CompiledUpdate:
         self._statement = CompiledStatement(statement, params, self._keys, placeholders)
         self._free = self._if_free(rows, placeholders) if expected and not many else None
         self._checked = self._check(model, statement) if fenced else None
-        #: The values that were written last, and their form for the database.
-        self._last: Values | None = None
-        self._assigned: dict[Placeholder, Any] | None = None
 
     def _if_free(
         self, rows: QuerySet[Any], placeholders: Sequence[Placeholder]
@@ -115,11 +112,11 @@ class CompiledUpdate:
         Its error has the text ``FLIP``, and then the number of rows written, or ``LOST`` if the
         transaction is another one. ``None``: a field turns its value into SQL.
         """
-        if values is not self._last:
-            self._assign(values)
-        if self._checked is None or self._assigned is None:
+        known = self._assignments
+        assigned = known.last_filled if values is known.last else known.filled(values)
+        if self._checked is None or assigned is None:
             return None
-        filled = {**self._assigned, self._fence: transaction_id, self._number: len(pks)}
+        filled = {**assigned, self._fence: transaction_id, self._number: len(pks)}
         return self._checked.sql, self._checked.params(pks, filled)
 
     def statement(
@@ -164,20 +161,15 @@ class CompiledUpdate:
     def _filled(
         self, values: Values, expected: Values, transaction_id: str | None
     ) -> dict[Placeholder, Any] | None:
-        # Mostly the same object for all rows.
-        if values is not self._last:
-            self._assign(values)
-        if self._assigned is None:
+        known = self._assignments
+        assigned = known.last_filled if values is known.last else known.filled(values)
+        if assigned is None:
             return None
         compared = {
             each: each.output_field.get_db_prep_value(expected[name], self._connection)
             for name, each in self._expected.items()
         }
-        return {**self._assigned, **compared, self._fence: transaction_id}
-
-    def _assign(self, values: Values) -> None:
-        self._assigned = self._assignments.filled(values, self._connection)
-        self._last = values
+        return {**assigned, **compared, self._fence: transaction_id}
 
 
 def checked_sql(update: str, existing: str) -> str:

@@ -16,11 +16,11 @@ from django.db import connections
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import KeyList, Question, RowFilter
-from dcl_processor.compiled_sql.select import CompiledSelect, RowBuilder
+from dcl_processor.compiled_sql.claims import CompiledSelect, RowBuilder
 from dcl_processor.database.connection import has_id
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.locking.engines import refuse_without_transactions
-from dcl_processor.locking.parts import database_lock, parts_of, rows_with
+from dcl_processor.locking.isolation import refuse_without_transactions
+from dcl_processor.locking.row_locks import database_lock, parts_of, rows_with
 from dcl_processor.locking.wanted import Wanted
 
 from .session import Session

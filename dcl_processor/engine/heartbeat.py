@@ -19,8 +19,7 @@ from dcl_processor.definition.lease import Lease
 from dcl_processor.execution.calls import CallLimits, abandoned
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.parts import lock_free
-from dcl_processor.locking.waiting import locked_parts, written_parts
+from dcl_processor.locking.row_locks import lock_free, locked_parts, written_parts
 from dcl_processor.settlement.writing import Expected, compare_and_set_all
 from dcl_processor.values import Values
 

@@ -25,8 +25,7 @@ from dcl_processor.candidates.question import Question, RowFilter, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.locking.key_lock import lock_numbers, lock_related
-from dcl_processor.locking.parts import database_lock, lock_free
-from dcl_processor.locking.waiting import written_parts
+from dcl_processor.locking.row_locks import database_lock, lock_free, written_parts
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.values import resolve
 

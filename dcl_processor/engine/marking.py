@@ -20,7 +20,7 @@ from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import KeyList, Question, these
 from dcl_processor.clock import recognisable_columns
-from dcl_processor.compiled_sql.claim_update import ClaimUpdate, CompiledClaim
+from dcl_processor.compiled_sql.claims import ClaimUpdate, CompiledClaim
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.execution.handler import Failed
 from dcl_processor.interrupts import ends_the_run

@@ -19,7 +19,7 @@ from django.db.transaction import Atomic, atomic
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
-from dcl_processor.compiled_sql.select import PartlyRead
+from dcl_processor.compiled_sql.claims import PartlyRead
 from dcl_processor.database.connection import has_id, reconnected
 from dcl_processor.database.contention import (
     ends_transaction,

@@ -37,7 +37,7 @@ from dcl_processor.execution.handler import (
     as_exception,
 )
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.locking.waiting import lock_timeout, settlement_transaction
+from dcl_processor.locking.row_locks import lock_timeout, settlement_transaction
 from dcl_processor.settlement import grouping, writing
 from dcl_processor.settlement.outcome_values import UNWRITABLE, invalid_done
 from dcl_processor.settlement.writing import Expected

@@ -24,7 +24,7 @@ from dcl_processor.database.contention import is_contention, is_database_error, 
 from dcl_processor.definition.groups import Key
 from dcl_processor.errors import printable
 from dcl_processor.locking.key_lock import lock_number
-from dcl_processor.locking.waiting import lock_rows, lock_timeout
+from dcl_processor.locking.row_locks import lock_rows, lock_timeout
 
 from .answer import Answer, document_of
 

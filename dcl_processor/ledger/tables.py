@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from dcl_processor.database.contention import is_lock_timeout
 from dcl_processor.exceptions import LedgerLocked
-from dcl_processor.locking.waiting import lock_timeout
+from dcl_processor.locking.row_locks import lock_timeout
 
 from .models import Control
 

@@ -1,4 +1,4 @@
-"""The transaction that a row is claimed, handled and flipped in.
+"""The transaction that a row is claimed, handled and flipped in, and tables that have one.
 
 The second check works only if its statement has a snapshot of its own, as at READ COMMITTED. The
 level of a connection can be set in the settings, for a role, for a database, for the server, and
@@ -9,12 +9,15 @@ statement for it, so their level is read once per connection.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 
+from dcl_processor.candidates.question import Question
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from dcl_processor.interrupts import interrupt_behind
@@ -211,3 +214,64 @@ def from_test_case(block: Any) -> bool:
     """Return whether Django's ``TestCase`` opened this block of ``atomic()``."""
     # The same attribute by which atomic(durable=True) accepts Django's TestCase.
     return getattr(block, "_from_testcase", False)
+
+
+# --- tables with row locks and rollback, and updates that count the rows that they match
+#
+# On MariaDB and MySQL, both depend on the project. MyISAM, MEMORY and Aria accept every statement
+# of a transaction, lock no row, and keep writes that are rolled back. A server may have tables of
+# both kinds, so each table is checked once per connection.
+
+
+# One table at a time, so that both names are constants and the server opens no other table.
+_WITHOUT_TRANSACTIONS = """
+    SELECT ENGINE FROM information_schema.TABLES
+    WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s
+    AND ENGINE NOT IN (SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES')
+"""
+
+# Keyed by the driver's connection, so that the tables are checked again after a reconnect.
+_trusted: WeakKeyDictionary[Any, set[type[Model]]] = WeakKeyDictionary()
+
+
+def refuse_without_transactions(question: Question[Any]) -> None:
+    """Raise ``Unsupported`` unless the tables have transactions, and updates count matches."""
+    connection = connections[question.using]
+    if connection.vendor != "mysql":
+        return
+    connection.ensure_connection()
+    if connection.connection not in _trusted:
+        _refuse_changed_rows(connection)
+    trusted = _trusted.setdefault(connection.connection, set())
+    if question.model in trusted:
+        return
+    for name in _tables(question.model):
+        # The name of a table in another database is `database`.`table`.
+        schema, _, table = name.strip("`").rpartition("`.`")
+        with connection.cursor() as cursor:
+            cursor.execute(_WITHOUT_TRANSACTIONS, [schema or None, table])
+            found = cursor.fetchone()
+        if found is not None:
+            raise Unsupported(
+                f"{question.model._meta.label}: expected tables with transactions on "
+                f"{question.using!r}, got {table} with the engine {found[0]}, which locks no row "
+                f"and rolls nothing back; run ALTER TABLE {table} ENGINE=InnoDB."
+            )
+    trusted.add(question.model)
+
+
+def _refuse_changed_rows(connection: Any) -> None:
+    flags = connection.get_connection_params().get("client_flag", 2)
+    if not flags & 2:  # FOUND_ROWS, which Django sets
+        raise Unsupported(
+            f"expected the connection {connection.alias!r} to count the rows that an UPDATE "
+            f"matches, got OPTIONS with client_flag={flags} without FOUND_ROWS, with which a row "
+            "that has these values already counts as not written; remove client_flag, or add "
+            "MySQLdb.constants.CLIENT.FOUND_ROWS to it."
+        )
+
+
+def _tables(model: type[Model]) -> Iterator[str]:
+    for each in (model, *model._meta.all_parents):
+        if not each._meta.proxy:
+            yield each._meta.db_table

@@ -15,9 +15,8 @@ from dcl_processor.candidates.scan import retrying
 from dcl_processor.definition.groups import Groups, Key, groups_of
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction, Unsupported
 
-from .engines import refuse_without_transactions
-from .parts import lock_database
-from .waiting import parts_of
+from .isolation import refuse_without_transactions
+from .row_locks import lock_database, path_to_parts
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -132,7 +131,7 @@ def lock_related(question: Question[Any], key: Key, *, wait: bool) -> bool:
     related = key.groups.field.related_model._meta.concrete_model
     refuse_without_transactions(replace(question, model=related))
     rows = QuerySet[Any](related, using=question.using).filter(**{target.attname: key.value})
-    parts = parts_of(related)
+    parts = path_to_parts(related)
     if len(parts) == 1:
         return _lock(rows, wait=wait)
     # Race: two of one key. A session that writes to one table has only the part in it locked.

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import Error, connections
 
@@ -29,29 +29,17 @@ ASK_EVERY = 2.0
 LONGEST_SESSION = 2_147_483
 
 
-class Locks(Protocol):
-    """How a database's session takes one of several locks, and shows that it still has it."""
-
-    def take(self, connection: Any, slots: Sequence[int]) -> int | None:
-        """Take the first free one of these slots; return it, or ``None`` if all are taken."""
-        raise NotImplementedError
-
-    def holds(self, connection: Any, slot: int) -> bool:
-        """Return whether the session still holds the slot; raises if the session has ended."""
-        raise NotImplementedError
-
-    def free(self, connection: Any, slot: int) -> None:
-        """Free the slot; raises if the session has ended."""
-        raise NotImplementedError
-
-
 class TransactionLocks:
-    """PostgreSQL: an advisory lock of an open transaction."""
+    """PostgreSQL: an advisory lock of an open transaction.
+
+    Each method but ``take()`` raises if the session has ended.
+    """
 
     def __init__(self, label: str) -> None:
         self._label = label
 
     def take(self, connection: Any, slots: Sequence[int]) -> int | None:
+        """Take the first free one of these slots; return it, or ``None`` if all are taken."""
         numbers = {_number(self._label, slot): slot for slot in slots}
         with connection.cursor() as cursor:
             cursor.execute(_begin(connection))
@@ -69,7 +57,8 @@ class TransactionLocks:
                 return None
         return numbers[taken[0]]
 
-    def holds(self, connection: Any, slot: int) -> bool:  # noqa: ARG002  # as in Locks
+    def holds(self, connection: Any, slot: int) -> bool:  # noqa: ARG002  # as in SessionLocks
+        """Return whether the session still holds the slot."""
         # The lock ends with the transaction, and the transaction only with the session.
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
@@ -155,7 +144,7 @@ class Slot:
         refuse_without_locks(using, label)
         self._using = using
         self._most = most
-        self._locks: Locks = LOCKS[connections[using].vendor](label)
+        self._locks = LOCKS[connections[using].vendor](label)
         self._lock = threading.Lock()
         self._connection: Any = None
         self._slot: int | None = None

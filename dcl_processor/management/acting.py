@@ -275,9 +275,8 @@ class Chooser:
         # The rows have to meet all of this again under their locks.
         write = action.prepare(self.processor, rows, self.options)
         # Not a row that has come to be among them just now.
-        found = write.choose(among=set(chosen)) if chosen else Chosen(1)
-        there = set(found)
-        return Choice(write, found, left, [pk for pk in chosen if pk not in there])
+        found = write.choose(among=set(chosen)) if chosen else {}
+        return Choice(write, found, left, [pk for pk in chosen if pk not in found])
 
     def find(self) -> tuple[QuerySet[Any], list[Any]]:
         """Return the rows that the options name, and the keys of which there is no row."""

@@ -17,7 +17,7 @@ from dcl_processor.masking import described
 from .choosing import USAGE_ERROR
 
 if TYPE_CHECKING:
-    from dcl_processor.contrib.prometheus.textfile import TextFile
+    from dcl_processor.contrib.prometheus.exposition import TextFile
     from dcl_processor.metrics.collector import Collector, Tally
     from dcl_processor.processes.pool import OnCounts
 
@@ -110,7 +110,7 @@ def _written(collector: Collector, path: Path) -> Iterator[None]:
 
     In a thread: another command may have the lock of the file, and may be stopped.
     """
-    from dcl_processor.contrib.prometheus.textfile import TextFile  # an extra
+    from dcl_processor.contrib.prometheus.exposition import TextFile  # an extra
     from dcl_processor.metrics.collector import repeated
 
     file = _Written(collector, TextFile(path))

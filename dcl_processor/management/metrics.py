@@ -41,7 +41,7 @@ def add_arguments(parser: CommandParser) -> None:
 def handle(output: Output, options: dict[str, Any]) -> None:
     """Write the metrics; raise ``CommandError`` if one is absent that should be there."""
     refuse_without_client("processors metrics")
-    from dcl_processor.contrib.prometheus import gauges, textfile  # an extra
+    from dcl_processor.contrib.prometheus import exposition, gauges  # an extra
     from dcl_processor.insights.status import TIMEOUT
 
     names, seconds = options["names"], options["timeout"]
@@ -54,10 +54,10 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     metrics = list(gauges.gauges(found))
     path: Path | None = options["metrics_file"]
     if path is None:
-        output.answer(_document(metrics), textfile.text(metrics))
+        output.answer(_document(metrics), exposition.text(metrics))
     else:
         try:
-            textfile.write(path, metrics)
+            exposition.write(path, metrics)
         except OSError as error:
             raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
     unknown = [

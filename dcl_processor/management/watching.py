@@ -23,7 +23,7 @@ from dcl_processor.processes.health import Health
 from dcl_processor.processes.news import Died, Finishing, News
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.watch.listener import aliases, check_can_listen
+from dcl_processor.watch.notify import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 
 from .choosing import USAGE_ERROR, number_of_seconds, whole

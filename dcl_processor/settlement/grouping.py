@@ -15,8 +15,8 @@ from django.db import connections
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.compiled_sql import own_values
+from dcl_processor.compiled_sql.cache import key_of_value
 from dcl_processor.compiled_sql.own_values import OwnColumn, OwnValues, is_own
-from dcl_processor.database import likeness
 from dcl_processor.values import Values
 
 # Equal if they call the same function; other callables may define any comparison, or none.
@@ -46,7 +46,7 @@ def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
     for pk, values in flips.items():
         resolved = {name: _call(value, moments) for name, value in values.items()}
         # With the user's values, == and hash() may fail, or have another meaning.
-        alike = tuple((name, likeness.of_value(value)) for name, value in resolved.items())
+        alike = tuple((name, key_of_value(value)) for name, value in resolved.items())
         _, pks = groups.setdefault(alike, (resolved, []))
         pks.append(pk)
     return list(groups.values())
@@ -94,13 +94,13 @@ def _place(column: OwnColumn, name: str, value: Any, prepared: dict[str, Any]) -
         or hasattr(value, "resolve_expression")
         or hasattr(value, "prepare_database_save")
     ):
-        return likeness.of_value(value)
+        return key_of_value(value)
     try:
         saved = column.prepared(value)
     except Exception:  # noqa: BLE001  # writing this row alone raises it again, and explains it
         return (id(value),)
     if hasattr(saved, "as_sql"):
-        return likeness.of_value(value)
+        return key_of_value(value)
     prepared[name] = saved
     return _OWN
 
@@ -118,7 +118,7 @@ def _merged(
     if len(some) < 2:
         yield from (group for group, _ in some)
         return
-    like = likeness.of_value
+    like = key_of_value
     own = [name for name in some[0][1] if len({like(each[0][name]) for each, _ in some}) > 1]
     rows = [(pk, prepared) for (_, pks), prepared in some for pk in pks]
     size = len(rows)

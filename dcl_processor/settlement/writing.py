@@ -15,8 +15,7 @@ from dcl_processor.compiled_sql import own_values
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
-from dcl_processor.locking.parts import lock_free, parts_of
-from dcl_processor.locking.waiting import settling, written_parts
+from dcl_processor.locking.row_locks import lock_free, parts_of, settling, written_parts
 from dcl_processor.values import Values, constants_of, resolve
 
 from .outcome_values import UNWRITABLE, invalid_done

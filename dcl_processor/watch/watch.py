@@ -20,7 +20,7 @@ from dcl_processor.report import Report
 from dcl_processor.signals import row_callback
 
 from . import notify
-from .listener import Listener, Recycler, aliases
+from .notify import Listener, Recycler, aliases
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:

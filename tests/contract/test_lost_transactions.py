@@ -16,7 +16,7 @@ from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.engine import lane
 from dcl_processor.exceptions import TransactionLost, Unsupported
 from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.waiting import lock_timeout
+from dcl_processor.locking.row_locks import lock_timeout
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock

@@ -19,9 +19,9 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry, batch_processor, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
-from dcl_processor.locking.parts import lock_free
+from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
-from dcl_processor.operator_writes import Write, Written
+from dcl_processor.operator_writes import Write, Written, as_seen
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
@@ -302,9 +302,7 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     assert_run(run(), failed=2)
     mine = Errand.objects.filter(pk=row.pk)
     write = to_requeue(run, Errand.objects.all())
-    seen = {
-        pk: write.digest(marks) for some in write.choose().chunks() for pk, marks in some.items()
-    }
+    seen = write.choose()
     before: dict[str, Any] = {**mine.values().get()}
 
     def put_back_and_fail() -> None:
@@ -317,7 +315,7 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     assert [name for name in now if now[name] != before[name]] == ["result"]
     assert the.state(other)["dead"] is False
     # So it is left as well if it changed before the rows were chosen, and after they were shown.
-    taken, changed = write.as_seen(to_requeue(run, mine).choose(), seen)
+    taken, changed = as_seen(to_requeue(run, mine).choose(), seen)
     assert ([*taken], changed) == ([], [row.pk])
 
 
@@ -387,12 +385,11 @@ def test_values_of_a_class_of_the_projects_own_are_compared_by_their_texts(
     run = the.transactional(the.ignore, reset={"dead": False}, failed={"dead": True, "result": "x"})
     write, written = to_requeue(run, Errand.objects.all(), force=True), Written()
     chosen = write.choose()
-    seen = {pk: write.digest(marks) for some in chosen.chunks() for pk, marks in some.items()}
     with connection.cursor() as cursor:
         cursor.execute("UPDATE tests_errand SET result = 'two' WHERE id = %s", [rows[0].pk])
     changed = [rows[0].pk] if is_seen else []
     others = [each.pk for each in rows if each.pk not in changed]
-    same, not_same = write.as_seen(write.choose(), seen)
+    same, not_same = as_seen(write.choose(), chosen)
     assert ([*same], not_same) == (others, changed)
     write.to_free(chosen, written, seconds=1)
     assert written == Written(others, changed)

@@ -19,7 +19,7 @@ from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batc
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.contrib.reservations import handing_out as hand_out
 from dcl_processor.contrib.reservations import hold as held
-from dcl_processor.contrib.reservations import token as reservation_token
+from dcl_processor.contrib.reservations import hold as reservation_token
 from dcl_processor.contrib.reservations.hold import Found, HandOut
 from dcl_processor.definition.lease import TAKEN_AWAY
 from dcl_processor.engine import settling

@@ -15,7 +15,7 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
 from dcl_processor.watch import notify
 from dcl_processor.watch import watch as watch_module
-from dcl_processor.watch.listener import Recycler
+from dcl_processor.watch.notify import Recycler
 from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Plan, Watch
 from tests.waiting import PATIENCE
@@ -121,7 +121,7 @@ def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch)
     recycler.between_runs()
     recycler.between_runs()
     assert connection.connection is driver
-    monkeypatch.setattr("dcl_processor.watch.listener.OLDEST", 0)
+    monkeypatch.setattr("dcl_processor.watch.notify.OLDEST", 0)
     recycler.between_runs()
     assert connection.connection is None
     # Another one is as old as it is, and not as the one before it.
@@ -134,7 +134,7 @@ def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch)
 def test_a_transaction_of_somebody_elses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db import transaction
 
-    monkeypatch.setattr("dcl_processor.watch.listener.OLDEST", 0)
+    monkeypatch.setattr("dcl_processor.watch.notify.OLDEST", 0)
     recycler = Recycler()
     with transaction.atomic():
         for _ in range(2):

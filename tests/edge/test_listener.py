@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
 from dcl_processor.watch import notify
-from dcl_processor.watch.listener import Listener
+from dcl_processor.watch.notify import Listener
 from dcl_processor.watch.watch import Plan, Watch
 from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors

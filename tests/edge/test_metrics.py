@@ -28,9 +28,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import dcl_processor.contrib
 from dcl_processor import observers, registry
 from dcl_processor.contrib import prometheus
-from dcl_processor.contrib.prometheus import exposition, gauges, textfile
-from dcl_processor.contrib.prometheus.exposition import ProcessMetrics
-from dcl_processor.contrib.prometheus.textfile import TextFile, parsed
+from dcl_processor.contrib.prometheus import exposition, gauges
+from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile, parsed
 from dcl_processor.management import metering
 from dcl_processor.metrics import collector
 from dcl_processor.metrics.collector import Distribution, Tally, sent
@@ -90,7 +89,7 @@ def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
 
 def test_a_tally_comes_back_from_its_exposition() -> None:
     tallies = {"shop.a": full(), "shop.b": Tally()}
-    assert parsed(textfile.text(exposition.families(tallies))) == tallies
+    assert parsed(exposition.text(exposition.families(tallies))) == tallies
 
 
 def test_a_value_at_a_bound_is_in_its_bucket() -> None:
@@ -138,26 +137,26 @@ def test_a_file_whose_lock_another_process_keeps_costs_no_run(
 ) -> None:
     """That process may be stopped. One warning, and no count is lost when it goes on."""
     path = tmp_path / "dcl.prom"
-    monkeypatch.setattr(textfile, "LOCKED_WITHIN", 0.05)
+    monkeypatch.setattr(exposition, "LOCKED_WITHIN", 0.05)
     monkeypatch.setattr(metering, "INTERVAL", 0.01)
     tries = SimpleQueue[None]()
-    flock = textfile.fcntl.flock
+    flock = exposition.fcntl.flock
 
     def locked(*how: Any) -> None:
         tries.put(None)
         flock(*how)
 
-    monkeypatch.setattr(textfile.fcntl, "flock", locked)
+    monkeypatch.setattr(exposition.fcntl, "flock", locked)
     options: dict[str, Any] = {"metrics_port": None, "metrics_file": path}
     with path.with_name("dcl.prom.lock").open("a") as other:
-        flock(other, textfile.fcntl.LOCK_EX)
+        flock(other, exposition.fcntl.LOCK_EX)
         with metering.exported(["shop.a"], options) as on_counts:
             assert on_counts is not None
             on_counts("shop.a", full())
             for _ in range(20):
                 take(tries, "another try")
             assert not path.exists()
-            flock(other, textfile.fcntl.LOCK_UN)
+            flock(other, exposition.fcntl.LOCK_UN)
     (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
     assert f"another process has kept {path}.lock for 0.05 s" in told.getMessage()
     assert parsed(path.read_text()) == {"shop.a": full()}
@@ -329,7 +328,7 @@ def test_both_modes_have_the_same_metrics_and_bounds() -> None:
     own._handler.labels("shop.a").observe(0.001)
     own._success.labels("shop.a").set(1.0)
     native = samples(generate_latest(own_registry).decode())
-    ours = samples(textfile.text(exposition.families({"shop.a": full()})))
+    ours = samples(exposition.text(exposition.families({"shop.a": full()})))
     created = {name for name in native if name.endswith("_created")}
     assert native.keys() - created == ours.keys()
     for name in ours:

@@ -16,7 +16,7 @@ from dcl_processor import Report
 from dcl_processor.candidates import scan
 from dcl_processor.engine import settling
 from dcl_processor.engine.source import Source
-from dcl_processor.locking import waiting
+from dcl_processor.locking import row_locks
 
 from .actors import Actor, cast_of, here
 from .audit import Audit
@@ -235,7 +235,7 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
         # The gates are locks, and an actor may wait for long at one.
         patch.setattr(settling, "LOCK_WAIT", 3_600.0)
         # A claim waits for no lock; what has to be written does.
-        patch.setattr(waiting, "lock_rows", _waiting(waiting.lock_rows))
+        patch.setattr(row_locks, "lock_rows", _waiting(row_locks.lock_rows))
         yield
 
 

@@ -31,7 +31,6 @@ from dcl_processor.runner.counters import Counters
 from dcl_processor.values import expect_type, expect_whole_number
 
 from . import hold as holds
-from . import token as tokens
 from .handing_out import HandingOut, lane_of
 
 if TYPE_CHECKING:
@@ -71,11 +70,11 @@ def reserve(
 def from_token(processor: Definition[M], token: str, *, bound_to: str | None) -> Reservation[M]:
     """Return the reservation of a token; sends no query."""
     _check(processor, bound_to, "reservation()")
-    using, contents = tokens.unsign(processor, token, bound_to)
+    using, contents = holds.unsign(processor, token, bound_to)
     question: Question[M] = ask(
         processor.pending, label=processor.name, using=using, flips=processor._locked_columns
     )
-    hold = tokens.hold(processor, question.model, contents)
+    hold = holds.of_token(processor, question.model, contents)
     return Reservation(processor, question, hold, token=token)
 
 
@@ -83,7 +82,7 @@ def _handed_out(
     processor: Definition[M], batch: Batch, held: Held, bound_to: str | None
 ) -> Reservation[M]:
     question, hold = batch.question, holds.hold_of(processor, batch, held)
-    token = tokens.sign(processor, question.model, hold, bound_to)
+    token = holds.sign(processor, question.model, hold, bound_to)
     return Reservation(processor, question, hold, token=token, held=held)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from dcl_processor.compiled_sql.cache import StatementCache
-from dcl_processor.compiled_sql.claim_update import ClaimUpdate
+from dcl_processor.compiled_sql.claims import ClaimUpdate
 from dcl_processor.compiled_sql.own_values import OwnValues
 from dcl_processor.compiled_sql.placeholders import Placeholder
 from dcl_processor.engine import marking

@@ -1,7 +1,7 @@
-"""Lock rows, check them, write to them and return them, in one statement.
+"""Lock rows, check them and return them, by a statement that is compiled once.
 
-PostgreSQL's ``UPDATE`` takes rows from a common table expression that locks them, and returns
-what it wrote.
+PostgreSQL can write to them in the same statement: its ``UPDATE`` takes rows from a common table
+expression that locks them, and returns what it wrote.
 """
 
 from __future__ import annotations
@@ -14,10 +14,85 @@ from django.db.models import Expression, IntegerField, Model, QuerySet, sql
 
 from dcl_processor.values import Values
 
-from .placeholders import Assignments, CompiledStatement, KeyPlaceholder, Placeholder, compiled
-from .select import RowBuilder
+from .placeholders import Assignments, CompiledStatement, KeyPlaceholder, compiled
 
 R = TypeVar("R")
+
+
+class PartlyRead(list[Any]):
+    """Answers in which ``None`` stands for each value that the driver could not read."""
+
+    error: Exception
+
+
+class RowBuilder(Generic[R]):
+    """Builds the rows of a queryset from given answers, repeatedly.
+
+    The user's own queryset builds them, with all that its class, its fields and its model do in the
+    process: ``Manager.raw()`` does not use the queryset's class, and takes no answers. The builder
+    serves the connection of one thread. ``sql``, ``params``: the queryset's statement;
+    ``selected``: the SQL of its columns.
+    """
+
+    def __init__(self, queryset: QuerySet[Any, R], using: str) -> None:
+        self._queryset: Any = queryset
+        self._query: Any = queryset.query
+        self._compiler: Any = self._query.get_compiler(using)
+        self.sql, self.params = self._compiler.as_sql()
+        self.selected = [part for _, part, _ in self._compiler.select]
+        columns = [each for each, *_ in self._compiler.select[: self._compiler.col_count]]
+        converters = self._compiler.get_converters(columns)
+        composite = self._compiler.has_composite_fields(columns)
+        # These are the same for all answers.
+        vars(self._compiler)["get_converters"] = lambda *_: converters
+        vars(self._compiler)["has_composite_fields"] = lambda *_: composite
+
+    def build(self, answers: Sequence[Sequence[Any]]) -> list[R]:
+        """Return the rows; further columns of an answer are ignored."""
+        if isinstance(answers, PartlyRead):
+            raise answers.error
+        queryset, compiler = self._queryset, self._compiler
+        vars(compiler)["execute_sql"] = lambda *_, **__: [answers]
+        # The queryset and its query are not shared. The compiler is set temporarily, because it
+        # refers to the query, and a reference cycle would wait for the garbage collector.
+        vars(self._query)["get_compiler"] = lambda *_, **__: compiler
+        try:
+            return list(queryset)
+        finally:
+            del vars(self._query)["get_compiler"]
+            del vars(compiler)["execute_sql"]
+            # As if it had never been evaluated.
+            queryset._result_cache, queryset._prefetch_done = None, False  # noqa: SLF001  # no public name
+
+
+class CompiledSelect(Generic[R]):
+    """A queryset for keys that are given at execution, compiled for the connection of one thread.
+
+    ``ask``: returns the queryset for the rows that the placeholder stands for; ``change``: changes
+    the statement; ``column``: as for ``KeyPlaceholder``. ``build()`` returns the rows that given
+    answers stand for.
+    """
+
+    def __init__(
+        self,
+        model: type[Model],
+        using: str,
+        ask: Callable[[KeyPlaceholder], QuerySet[Any, R]],
+        change: Callable[[str], str] = str,
+        *,
+        many: bool,
+        column: str | None = None,
+    ) -> None:
+        keys = KeyPlaceholder(model, using, many=many, column=column)
+        self._rows = RowBuilder(ask(keys), using)
+        self.build = self._rows.build
+        sql = change(self._rows.sql)
+        self._statement = CompiledStatement(sql, self._rows.params, keys)
+
+    def statement(self, pks: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        """Return the statement for these rows, and its parameters."""
+        return self._statement.sql, self._statement.params(pks)
+
 
 #: The name of the common table expression.
 _TAKEN = "dcl_taken"
@@ -94,28 +169,22 @@ class CompiledClaim(Generic[R]):
         *,
         many: bool,
     ) -> None:
-        self._connection = connections[using]
         keys = KeyPlaceholder(model, using, many=many)
-        self._assignments = Assignments(model, values)
+        self._assignments = Assignments(model, using, values)
         asked = ask(keys)
         columns = self._assignments.columns
         self.claim = ClaimUpdate(using, asked, first(asked, keys), columns)
         written = self._assignments.placeholders.values()
         self._statement = CompiledStatement(self.claim.sql, self.claim.params, keys, written)
-        #: The values that were written last, and their form for the database.
-        self._last: Values | None = None
-        self._assigned: dict[Placeholder, Any] | None = None
 
     def params(self, pks: Sequence[Any], values: Values) -> Sequence[Any] | None:
         """Return the parameters of ``claim`` for these rows.
 
         ``None``: it does not fit, because a field turns its value into SQL.
         """
-        # Mostly the same object for all rows.
-        if values is not self._last:
-            self._assigned = self._assignments.filled(values, self._connection)
-            self._last = values
-        return None if self._assigned is None else self._statement.params(pks, self._assigned)
+        known = self._assignments
+        filled = known.last_filled if values is known.last else known.filled(values)
+        return None if filled is None else self._statement.params(pks, filled)
 
 
 class _Stored(Expression):
