@@ -209,10 +209,10 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: lines(PACKAGE), 38_430, 12_500),
-        ("modules of the package", lambda: modules(PACKAGE), 221, 85),
-        ("lines of the tests", lambda: lines(TESTS), 67_040, 26_000),
-        ("modules that a first processor imports", imported, 101, 40),
+        ("lines of the package", lambda: lines(PACKAGE), 38_060, 12_500),
+        ("modules of the package", lambda: modules(PACKAGE), 212, 85),
+        ("lines of the tests", lambda: lines(TESTS), 66_710, 26_000),
+        ("modules that a first processor imports", imported, 97, 40),
     ],
 )
 def test_it_does_not_grow(what: str, weigh: Callable[[], int], most: int, goal: int) -> None:
