@@ -177,6 +177,10 @@ def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:
         raise error from None
     finally:
         lane.session.rollback()
+    if len(wanted.pks) > 1:
+        name, extra = lane.processor.name, log_fields.fields(lane.processor.name)
+        message = "%s: a claim of several rows failed, so that each is claimed alone: %s"
+        log_fields.log(logger, logging.WARNING, message, name, described(error), extra=extra)
 
 
 def _lock_bare(lane: Lane, question: Question[Any], pk: Any) -> Claimed:

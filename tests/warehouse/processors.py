@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
@@ -64,8 +64,12 @@ def end(how: str) -> None:
             os._exit(9)
         case "read only":
             # As after a failover: from the next transaction on, this session may write nothing.
-            with connection.cursor() as cursor:
-                cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+            transaction.on_commit(_read_only)
+
+
+def _read_only() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
 
 
 class Weigh(BatchProcessor[Parcel]):
