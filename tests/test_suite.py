@@ -209,7 +209,7 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: lines(PACKAGE), 38_065, 12_500),
+        ("lines of the package", lambda: lines(PACKAGE), 38_070, 12_500),
         ("modules of the package", lambda: modules(PACKAGE), 212, 85),
         ("lines of the tests", lambda: lines(TESTS), 66_715, 26_000),
         ("modules that a first processor imports", imported, 97, 40),

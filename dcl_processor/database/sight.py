@@ -143,9 +143,15 @@ class Shared:
 
 def put_back(connection: Any, seen: dict[str, str]) -> None:
     """Let a session see again what it saw before a handler, and write as it did then."""
-    with suppress(Error):  # of a session that is lost: what replaces it sees the same
-        if not connection.needs_rollback:
+    is_broken = connection.needs_rollback
+    if is_broken and connection.vendor == "postgresql":
+        return  # the rollback takes it back; elsewhere it does not
+    connection.needs_rollback = False
+    try:
+        with suppress(Error):  # of a session that is lost: what replaces it sees the same
             _set(connection, {name: seen[name] for name in _differing(seen, connection)})
+    finally:
+        connection.needs_rollback = is_broken
 
 
 def _set(connection: Any, settings: dict[str, str]) -> None:

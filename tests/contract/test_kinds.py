@@ -160,9 +160,10 @@ if HAS_ROW_LOCKS:
             calls.append(row.place)
             with connection.cursor() as cursor:
                 cursor.execute(setting)
+            assert row.place != 1
 
         try:
-            assert_run(make(handle, batch_size=batch_size)(), processed=4)
+            assert_run(make(handle, batch_size=batch_size)(), processed=3, failed=1)
             assert calls == [0, 1, 2, 3]
         finally:
             connection.close()
