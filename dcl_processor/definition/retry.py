@@ -72,9 +72,10 @@ class Retry:
         fits = values.is_number(self.jitter) and 0 <= self.jitter <= 1
         values.expect(fits, f"{named} jitter", "a number from 0 to 1", self.jitter)
         for name in ("on", "give_up_on"):
-            errors = getattr(self, name)
-            words = "an exception class or a tuple of them"
-            values.expect(_are_errors(errors), f"{named} {name}", words, errors)
+            errors, words = getattr(self, name), "an exception class or a tuple of them"
+            kinds = errors if isinstance(errors, tuple) else (errors,)
+            fits = all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds)
+            values.expect(fits, f"{named} {name}", words, errors)
         for name in _COLUMNS:
             words = "the name of a column, or None"
             values.expect_type(f"{named} {name}", getattr(self, name), str | None, words)
@@ -129,11 +130,6 @@ class Retry:
     def bounds_attempts(self) -> bool:
         """Whether a row runs out of attempts also if its handler never ends."""
         return self.max_attempts is not None and self.attempts is not None
-
-    @property
-    def tries_every_error(self) -> bool:
-        """Whether no error of a handler is one after which the row is given up on at once."""
-        return issubclass(Exception, self.on) and not self.give_up_on
 
     def check(self, model: type[Model], label: str) -> None:
         """Raise ``InvalidOption`` unless the model has columns of the right kind."""
@@ -253,11 +249,6 @@ def _text(error: BaseException, longest: int | None) -> str:
     said = f"{type(error).__name__}: {masked(describe(error))}".replace("\0", "")
     said = printable(said.encode("utf-8", "replace").decode())
     return said[: min(longest or LONGEST_ERROR, LONGEST_ERROR)]
-
-
-def _are_errors(errors: Any) -> bool:
-    kinds = errors if isinstance(errors, tuple) else (errors,)
-    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
 
 
 # --- the circuit breaker: how many failures in a row, over all machines, pause a processor

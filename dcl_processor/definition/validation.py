@@ -157,8 +157,8 @@ def _check_retry(processor: Definition[Any], retry: Retry) -> None:
             f"claim's time and the lease, got {name!r}, which every settlement clears; leave it "
             "out."
         )
-    is_unlimited = retry.max_attempts is None and not retry.tries_every_error
-    if is_unlimited and not processor._has_dead_letter:
+    gives_up = retry.give_up_on or not issubclass(Exception, retry.on)
+    if gives_up and retry.max_attempts is None and not processor._has_dead_letter:
         raise InvalidOption(
             f"{processor._label}: expected failed=… with a Retry that gives up on some errors and "
             "has max_attempts=None, got none, so that nothing would show which rows were given up "

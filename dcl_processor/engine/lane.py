@@ -274,16 +274,11 @@ class Lane:
         if question is self.simple_question:
             return True
         assert mark is not None
-        run = self.run
-        if run.rehearsal is None or run.needs_check(mark.option) or not marking.suits(question):
+        # A rule turns it into several.
+        if self.run.has_rules or self.run.needs_check(mark.option) or not marking.suits(question):
             return False
         self.simple_question = question
         return True
-
-    def refuse_one_statement(self, batch: Batch) -> None:
-        """Take note that the database refuses it for this table: a rule makes several of it."""
-        marking.refused.add((batch.question.using, batch.question.model))
-        self.simple_question = None
 
     def is_ours(self, pk: Any) -> bool:
         """Return whether the lease of a claimed row is alive, as far as this process knows."""

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import DataError, NotSupportedError, connections, transaction
-from django.db.models import Model, Q, QuerySet
+from django.db import DataError, connections, transaction
+from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import KeyList, Question, these
 from dcl_processor.clock import recognisable_columns
@@ -47,30 +47,20 @@ def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | Non
         lane.settle()
         _in_turn(lane, batch, mark)
     # The flips are verified in a transaction, and a mark that is to be looked at needs one.
-    elif not (
-        (batch.question is lane.simple_question or lane.is_one_statement(batch))
-        and _in_one_statement(lane, batch, mark, after)
-    ):
+    elif batch.question is lane.simple_question or lane.is_one_statement(batch):
+        _in_one_statement(lane, batch, mark, after)
+    else:
         # Race: work without flip. If this claim is rolled back, a settlement in its transaction
         # would be rolled back, too.
         lane.settle()
-        _in_transaction(lane, batch, mark)
+        claimed = claim(lane.session, batch.question, batch.wanted, None)
+        _mark_claimed(lane, batch, mark, claimed)
 
 
-def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> bool:
-    """Claim and mark by one statement; return whether the database accepts it."""
+def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> None:
     question, wanted, session = batch.question, batch.wanted, lane.session
     found, params = statement(question, mark, wanted)
-    try:
-        answer = session.exchange(Statement(found.sql, params), after)
-    except NotSettled as error:
-        if isinstance(error.__cause__, NotSupportedError):
-            lane.refuse_one_statement(batch)
-        raise
-    except NotSupportedError:
-        # A rule turns the statement into several, which only sending it shows.
-        lane.refuse_one_statement(batch)
-        return False
+    answer = session.exchange(Statement(found.sql, params), after)
     before, after_it = found.marks(answer)
     rows: dict[Any, Any] = {}
     try:
@@ -85,7 +75,6 @@ def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | 
     batch.claimed = Claimed(held, absent=missed, driver=session.connection.connection)
     lane.source.note_claim(batch)
     _record(lane, batch, mark, before, after_it)
-    return True
 
 
 def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
@@ -101,13 +90,7 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
         session.rollback()
         return
     found, params = statement(question, mark, Wanted(turn.pks))
-    try:
-        answer = session.execute(Statement(found.sql, params))
-    except NotSupportedError:
-        lane.refuse_one_statement(batch)
-        session.rollback()
-        _in_turn(lane, batch, mark)
-        return
+    answer = session.execute(Statement(found.sql, params))
     before, after_it = found.marks(answer)
     rows = {row.pk: row for row in found.rows(answer)}
     held = [Held(pk, rows[pk]) for pk in turn.pks if pk in rows]
@@ -125,12 +108,6 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
     claimed.stale = [*moved]
     _record(lane, batch, mark, before, after_it)
     _commit(lane, batch, mark)
-
-
-def _in_transaction(lane: Lane, batch: Batch, mark: Mark) -> None:
-    """Claim and mark by the statements of one transaction."""
-    claimed = claim(lane.session, batch.question, batch.wanted, None)
-    _mark_claimed(lane, batch, mark, claimed)
 
 
 def _mark_claimed(lane: Lane, batch: Batch, mark: Mark, claimed: Claimed) -> None:
@@ -276,21 +253,10 @@ def _put_back(
 
 
 # --- claim and mark in one statement and one round trip, if the database supports it
-#
-# Only an own-table question allows this, because PostgreSQL checks it again on the newest version
-# of each locked row. A question that spans tables would be checked on the statement's old snapshot,
-# so three statements lock the rows, check them again and write them instead.
-
-
-#: Tables, by alias and model, for which the database refuses such a statement because a rule turns
-#: it into several. Only sending a statement shows this.
-refused: set[tuple[str, type[Model]]] = set()
 
 
 def suits(question: Question[Any]) -> bool:
     """Return whether the database supports such a statement, and the question allows it."""
-    if (question.using, question.model) in refused:
-        return False
     features = connections[question.using].features
     # Only a database with NO KEY has an UPDATE … FROM a locking SELECT that returns its rows.
     able = features.has_select_for_no_key_update and features.has_select_for_update_skip_locked

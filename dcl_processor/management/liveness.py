@@ -84,7 +84,10 @@ def line(
     """
     # A bar begins the figures.
     said = shown(text, LONGEST).replace("|", "/")
-    ranges = [{each.name: _range(each) for each in reversed(limit)} for limit in limits]
+    ranges = [
+        {c.name: _RANGES[c.comparison].format(f"{c.bound}".removesuffix(".0")) for c in limit[::-1]}
+        for limit in limits
+    ]
     figures = " ".join(_figures(found, ranges))
     return f"DCL {NAMES[code]} - {said}{f' | {figures}' if figures else ''}"
 
@@ -96,10 +99,6 @@ def _figures(found: Sequence[Status], ranges: Sequence[Mapping[str, str]]) -> It
             if (value := _value(name, answer)) is not None:
                 figure = ";".join([value, *(each.get(name, "") for each in ranges)])
                 yield f"{_quoted(label)}={figure.rstrip(';')}"
-
-
-def _range(condition: conditions.Condition) -> str:
-    return _RANGES[condition.comparison].format(str(condition.bound).removesuffix(".0"))
 
 
 def _value(name: str, answer: Answer[Any]) -> str | None:

@@ -67,9 +67,10 @@ class assert_processed_once:  # noqa: N801  # used like a function, as pytest.ra
         if wrong:
             expected = f"each of {len(self._pks)} rows" if len(self._pks) > 1 else "the row"
             first = next((e for e in self._errors.values()), None)
+            named = [*wrong[:10], f"{len(wrong) - 10} more"] if len(wrong) > 10 else wrong
             raise AssertionError(
                 f"{self._processor.name}: expected {expected} to be handled once and to leave "
-                f"pending, got {_joined(wrong)}."
+                f"pending, got {'; '.join(named)}."
             ) from first
 
     def _said(self, pk: Any, *, still_pending: bool) -> str:
@@ -106,8 +107,3 @@ def _replaced(processor: BatchProcessor[Any], around: Around) -> Iterator[None]:
                 vars(processor)[name] = before[name]
             else:
                 del vars(processor)[name]
-
-
-def _joined(wrong: Sequence[str], most: int = 10) -> str:
-    more = [f"{len(wrong) - most} more"] if len(wrong) > most else []
-    return "; ".join([*wrong[:most], *more])
