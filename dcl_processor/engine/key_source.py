@@ -169,14 +169,14 @@ class KeySource(Source):
         """Go on with the keys whose rows are settled, while handlers of other rows are at work."""
         if not batch.wanted.keys:
             return
-        ended = {held.pk: each for held, each in batch.ended if held.marked.is_settled}
+        # One whose row was put back goes on with the end of the batch, which returns that row.
+        settled = ((held, each) for held, each in batch.ended if held.marked.is_settled)
+        ended = {held.pk: each for held, each in settled if each is not None}
         with self._lock:
             for turn, pks in self._turns_in(batch):
                 if ended.keys() >= {*pks}:
                     self._leave(turn, batch, pks)
-                    outcomes = {pk: ended[pk] for pk in pks}
-                    known = {pk: each for pk, each in outcomes.items() if each is not None}
-                    self._note_outcomes(turn, known)
+                    self._note_outcomes(turn, {pk: ended[pk] for pk in pks})
                     self._rejoin(turn)
 
     def _turns_in(self, batch: Batch) -> list[tuple[Turn, list[Any]]]:

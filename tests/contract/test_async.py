@@ -175,11 +175,12 @@ def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> 
     assert_run(make(handle)(concurrency=8), processed=9)
 
 
+@pytest.mark.parametrize("keys", [{}, {"group_by": "place", "in_order": True}], ids=["", "keys"])
 def test_rows_wait_claimed_while_handlers_end_soon_and_are_put_back_when_none_does(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    """Four places: two rows wait behind them after the first two, and are another worker's then."""
-    rows, untouched = the.errands(9), list[Errand]()
+    """Two rows wait behind four places after the first two, and may be another worker's then."""
+    rows, called, untouched = the.errands(8), list[Errand](), list[Errand]()
     is_over, may_end = asyncio.Event(), asyncio.Event()
     real: Any = vars(EventLoop)["ends_soon"]
     ends_soon = property(lambda loop: real.fget(loop) and not is_over.is_set())
@@ -193,18 +194,18 @@ def test_rows_wait_claimed_while_handlers_end_soon_and_are_put_back_when_none_do
                 await asyncio.sleep(0.01)
 
     async def handle(row: Errand) -> None:
-        if row.place == 2:
+        called.append(row)
+        if len(called) == 3:
             await leased(6)
             is_over.set()
             await leased(4)
             untouched.extend(await sync_to_async(lambda: [*filter(the.untouched, rows)])())
             may_end.set()
-        elif row.place > 2:
-            async with asyncio.timeout(the.PATIENCE):
-                await may_end.wait()
+        elif len(called) > 3:
+            await asyncio.wait_for(may_end.wait(), the.PATIENCE)
 
-    assert_run(the.at_least_once(handle, retry=the.retry()).run(concurrency=4), processed=9)
-    assert untouched == rows[6:]
+    assert_run(the.at_least_once(handle, retry=the.retry(), **keys)(concurrency=4), processed=8)
+    assert untouched == [row for row in rows if row not in called[:6]]
 
 
 @each_delivery

@@ -70,8 +70,7 @@ def ends(tests: str, on: str, place: Place, *, patience: float) -> tuple[int, st
     quiet["WHOLE"] = quiet["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # A test whose wait runs out because of the fault ends, and fails, in time.
     quiet["PATIENCE"] = str(patience / 4)
-    # Its failure is what this stage is for, and no failure of the stage.
-    quiet["FAILURES"] = os.devnull
+    quiet["FAILURES"] = os.devnull  # its failure is none of the stage's
     with subprocess.Popen(
         [*command, *shlex.split(tests)],
         cwd=folder,
