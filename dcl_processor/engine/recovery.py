@@ -17,6 +17,7 @@ from dcl_processor.database.contention import (
     is_contention,
     is_database_error,
     is_out_of_resources,
+    is_stale_plan,
     unwritable,
 )
 from dcl_processor.errors import add_note
@@ -37,7 +38,7 @@ from dcl_processor.settlement.rehearsal import RowRefused
 from . import flips, settling, work
 from .claim import claim, statements
 from .key_claim import take_turn
-from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement
+from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement, Statement
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -158,6 +159,10 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     # A rehearsal is to cost no row anything.
     is_rehearsal = batch.claimed is not None and is_out_of_resources(error)
     if is_rehearsal or is_contention(error) or reconnected(using, since=since):
+        return True
+    if is_stale_plan(error):
+        # Outside a transaction no ROLLBACK has let the driver forget it.
+        lane.session.execute(Statement("DEALLOCATE ALL"))
         return True
     # Whatever the database answers to one row is that row's failure.
     if batch.claimed is None and not (is_about_rows(error) or is_out_of_resources(error)):

@@ -154,10 +154,40 @@ def test_a_wrapper_and_captured_queries_see_each_flip(make: the.Make) -> None:
         assert "".join(seen).count('"done" = ') == 3 + 1  # and the rehearsal
 
 
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let the driver of "other" prepare each statement."""
+    other = connections["other"]
+    for name, value in {"server_side_binding": True, "prepare_threshold": 0}.items():
+        monkeypatch.setitem(other.settings_dict["OPTIONS"], name, value)
+    other.close()
+    yield other
+    other.close()
+
+
 @the.all_deliveries
-def test_values_may_be_bound_by_the_server(make: the.Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_may_be_bound_by_the_server(make: the.Make, bound: Any) -> None:
     the.errands(7)
-    connections["other"].close()
-    monkeypatch.setitem(connections["other"].settings_dict["OPTIONS"], "server_side_binding", True)
     assert_run(make(the.ignore, batch_size=3).run(using="other", concurrency=2), processed=7)
-    connections["other"].close()
+
+
+@the.all_deliveries
+def test_a_column_may_get_another_type_under_prepared_statements(make: the.Make, bound: Any) -> None:
+    change, calls = "ALTER TABLE tests_errand ALTER COLUMN result TYPE", []
+
+    def work(errand: Errand) -> None:
+        calls.append(errand.place)
+        # Its lock would keep the change waiting.
+        if len(calls) == 2 and not bound.in_atomic_block:
+            apply("text")
+
+    def apply(kind: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{change} {kind}")
+
+    the.errands(3)
+    with temporary("", f"{change} varchar(50)"):
+        for _ in range(2):
+            assert make(work).run(using="other").processed == 3
+            apply("text")
+            the.errands(3)
