@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from dcl_processor import log_fields, observers
 from dcl_processor import steady as time
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.execution.handler import Handled
 from dcl_processor.execution.in_flight import InFlight
 from dcl_processor.execution.leftover import Leftover, close_lost
@@ -72,7 +73,8 @@ class Lane:
         self.fixed_settlement: Values | None = None
         self.savepoint = RowSavepoint(self.session.connection)
         #: Watches what handlers leave open that work outside a transaction.
-        self.leftover = Leftover(run.using, run.sees)
+        is_marked = not rules_of(self.processor).in_transaction
+        self.leftover = Leftover(run.using, run.sees, is_marked=is_marked)
         self.watched = self.leftover if self.leftover.watches else nullcontext(self.leftover)
         self._mark: Mark | None = None
         flip = {} if self.processor.lease is not None else self.processor.done

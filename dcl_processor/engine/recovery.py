@@ -144,30 +144,34 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
         return False
     if is_out_of_resources(error) and not batch.started and not lane.may_go_on():
         raise error
-    using = batch.question.using
     wrote_nothing = batch.claimed is None or not (lane.run.rehearsal is not None or batch.started)
     # A read-only InnoDB still grants locks, so each row's handler would be called before its flip
     # is refused. Elsewhere a handler may have made its own transaction read-only.
     is_mysql = lane.session.connection.vendor == "mysql"
     if wrote_nothing or (batch.ended and is_mysql):
-        refused = unwritable(error, using)
+        refused = unwritable(error, batch.question.using)
         if refused is not None:
             raise refused from error
     if not wrote_nothing:
         return False
-    since = batch.claimed.driver if batch.claimed is not None else lane.driver
-    # A rehearsal is to cost no row anything.
-    is_rehearsal = batch.claimed is not None and is_out_of_resources(error)
-    if is_rehearsal or is_contention(error) or reconnected(using, since=since):
-        return True
-    if is_stale_plan(error):
-        # Outside a transaction no ROLLBACK has let the driver forget it.
-        lane.session.execute(Statement("DEALLOCATE ALL"))
+    if _passes(lane, batch, error):
         return True
     # Whatever the database answers to one row is that row's failure.
     if batch.claimed is None and not (is_about_rows(error) or is_out_of_resources(error)):
         _refuse_for_all(lane, batch, error)
     return False
+
+
+def _passes(lane: Lane, batch: Batch, error: Exception) -> bool:
+    """Return whether the database may answer a later claim of the same rows otherwise."""
+    if is_stale_plan(error):
+        # Outside a transaction no ROLLBACK has let the driver forget it.
+        lane.session.execute(Statement("DEALLOCATE ALL"))
+        return True
+    since = batch.claimed.driver if batch.claimed is not None else lane.driver
+    # A rehearsal is to cost no row anything.
+    is_rehearsal = batch.claimed is not None and is_out_of_resources(error)
+    return is_rehearsal or is_contention(error) or reconnected(batch.question.using, since=since)
 
 
 def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.backends.signals import connection_created
 
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
@@ -38,28 +38,41 @@ _SETS = re.compile(rb"\s*(use|set)\b", re.IGNORECASE)
 class Leftover:
     """Watches one handler, ends the transaction that it leaves open, and takes back its settings.
 
-    ``sees``: what the session is to see afterwards.
+    ``sees``: what the session is to see afterwards. ``is_marked``: whether the row is marked, so
+    that the only transaction around the handler is that of Django's ``TestCase``.
     """
 
-    def __init__(self, using: str, sees: Sees | None = None) -> None:
+    def __init__(self, using: str, sees: Sees | None = None, *, is_marked: bool = False) -> None:
         self._connection: Any = connections[using]
+        self._is_in_test = is_marked and self._connection.in_atomic_block
         self._watches_settings, self._sees = sees is not None, sees or Sees()
         self._driver: Any = None
         #: Whether it has to look at what a handler sends; elsewhere the driver knows afterwards.
-        self.watches = self._connection.vendor == "mysql"
+        self.watches = self._connection.vendor == "mysql" or self._is_in_test
+        self._savepoint: Any = None
         self._may_have_begun = False
         #: What the session saw before a handler sent a statement that may change this.
         self._before: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        if self.watches and self._connection.connection is not None:
-            self._driver = self._connection.connection
+        connection = self._connection
+        if connection.vendor == "mysql" and connection.connection is not None:
+            self._driver = connection.connection
             self._driver.query = self._query
+        if self._is_in_test:
+            self._savepoint = connection.savepoint()
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._driver is not None:
             vars(self._driver).pop("query", None)
+        if self._is_in_test:
+            try:
+                self._connection.savepoint_commit(self._savepoint)
+            except DatabaseError:
+                # An error in the handler has broken the test's transaction.
+                self._connection.needs_rollback = False
+                self._connection.savepoint_rollback(self._savepoint)
 
     def judge(self, outcome: Outcome) -> Outcome:
         """End the transaction that was left open; return the row's outcome."""

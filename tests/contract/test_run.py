@@ -7,16 +7,17 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.test import TestCase
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
 from dcl_processor.signals import row_finished, run_finished
+from tests.contract.support import errands as the
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Parcel
+from tests.models import Errand, Parcel
 
 database = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -118,6 +119,20 @@ class InsideTestCase(TestCase):
     def test_a_block_of_ones_own_is_refused_here_too(self) -> None:
         with transaction.atomic(), pytest.raises(InsideTransaction):
             processor()()
+
+
+@pytest.mark.django_db
+@the.all_deliveries
+def test_inside_testcase_a_write_that_is_refused_fails_its_row_alone(make: the.Make) -> None:
+    """On PostgreSQL it breaks the transaction that the test is in."""
+    the.errands(3)
+
+    def work(errand: Errand) -> None:
+        if errand.place == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("INSERT INTO tests_errand (id) VALUES (%s)", [errand.pk])
+
+    assert_run(make(work).run(), processed=2, failed=1)
 
 
 @database

@@ -172,7 +172,9 @@ def test_values_may_be_bound_by_the_server(make: the.Make, bound: Any) -> None:
 
 
 @the.all_deliveries
-def test_a_column_may_get_another_type_under_prepared_statements(make: the.Make, bound: Any) -> None:
+def test_a_column_may_get_another_type_under_prepared_statements(
+    make: the.Make, bound: Any
+) -> None:
     change, calls = "ALTER TABLE tests_errand ALTER COLUMN result TYPE", []
 
     def work(errand: Errand) -> None:
