@@ -285,8 +285,11 @@ class Lane:
         if question is self.simple_question:
             return True
         assert mark is not None
-        # A rule turns it into several.
-        if self.run.has_rules or self.run.needs_check(mark.option) or not marking.suits(question):
+        # A rule turns it into several. A row that it does not return may be locked, or its mark may
+        # be dropped by a trigger: several statements, when the run comes back to it, show which.
+        if self.run.has_rules or self.source.is_returning:
+            return False
+        if self.run.needs_check(mark.option) or not marking.suits(question):
             return False
         self.simple_question = question
         return True

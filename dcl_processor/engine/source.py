@@ -67,7 +67,9 @@ class Source:
         #: Whether rows may be taken out of the window's order, at a random place.
         self._spreads = not run.processor.strict_order
         self._got = self._missed = self._since_miss = 0
-        self._is_stale = self._is_held = self._is_returning = False
+        self._is_stale = self._is_held = False
+        #: Whether the candidates are rows that an earlier claim did not get.
+        self.is_returning = False
         self._needs_results = run.processor._flip_needs_result
         self._notes, self._suspects = run.notes, Suspects(run.notes)
         self._phases = self._plan()
@@ -325,7 +327,7 @@ class Source:
         """Come back to the rows that other sessions had locked, and only to those."""
         run = self._run
         waits = run.limits.waits()
-        self._spreads, self._is_returning = False, True
+        self._spreads, self.is_returning = False, True
         while self._locked and not run.must_stop() and next(waits, False):
             run.counters.passes += 1
             locked, self._locked = deque(self._locked), []
@@ -336,7 +338,7 @@ class Source:
     def _last(self) -> Iterator[Step]:
         """Handle the rows that were in flight when their process died: one by one, and last."""
         for pk in self._suspects_in_turn():
-            self.question, self._waiting, self._is_returning = self._ask(), deque(), False
+            self.question, self._waiting, self.is_returning = self._ask(), deque(), False
             self._alone.append(pk)
             yield from self._quiet()
             self._look_at_absent()
@@ -352,7 +354,7 @@ class Source:
             self._look_at_absent()
         if self._locked:
             run.must_stop()
-        if self._is_returning:
+        if self.is_returning:
             self._locked += self._waiting  # it had to stop before it came back to these
         run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.

@@ -254,6 +254,14 @@ if IS_POSTGRESQL:
         assert "or look for a trigger" in str(report.failures[0].error)
         assert Errand.objects.get(place=0).attempts == 0
 
+    @the.each_delivery
+    def test_i26_a_mark_that_a_trigger_drops_is_no_lock(make: the.Make) -> None:
+        the.errands(3)
+        with at_update("NEW.place = 1", "RETURN NULL"):
+            report = make(the.ignore)()
+        assert_run(report, processed=2, failed=1)
+        assert "look for a trigger" in str(report.failures[0].error)
+
     @pytest.mark.parametrize("batch_size", [1, 3])
     @the.all_deliveries
     def test_i26_a_row_that_a_trigger_moves_away_is_done(make: the.Make, batch_size: int) -> None:
