@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.execution.handler import Failed, Handled, Outcome, Prepared, Together
+from dcl_processor.execution.handler import Failed, Outcome, Prepared, Together
 
 from .marked import is_left_by_another, is_to_be_redone, put_back, startable, tell_of_redone
 from .settlement import Batch, Held
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 #: The part of the handlers' places that must be free before more rows are claimed, because rows
 #: claimed one by one would cost a transaction each.
 WORTH_CLAIMING = 1 / 4
-
-#: The rows that are claimed ahead of a free place while handlers end soon, as a part of the places.
-AHEAD = 1 / 2
 
 #: Seconds after which fewer free places are filled, too, if no other handler has ended.
 LINGER = 0.02
@@ -62,32 +59,16 @@ class AsyncCalls:
             self._waiting.extend(([held], False) for held in batch.rows)
 
     @property
-    def waiting(self) -> int:
-        """How many calls wait for a free place."""
-        return len(self._waiting) + bool(self._rows)
-
-    def free_places(self) -> None:
-        """Give the places of handlers that have ended well to others before rows are settled."""
-        ended = self._loop.ended(self._under_way)
-        if ended and not self._together and {*map(type, ended.values())} == {Handled}:
-            self._take_over(ended)
-
-    def start(self) -> None:
-        """Start handlers for which there is room."""
-        while self._loop.free and self._has_more():
-            rows, only_prepares = self._waiting.popleft()
-            self._start_next(rows, only_prepares=only_prepares)
-
-    def release(self) -> None:
-        """Put back the rows that wait for a free place."""
-        put_back(self._batch, [held for rows, _ in self._waiting for held in rows])
-        self._waiting.clear()
+    def wait(self) -> bool:
+        """Whether rows wait for a free place."""
+        return bool(self._waiting or self._rows)
 
     def go_on(self) -> bool:
         """Settle the rows whose handlers have ended, and start others; return whether all ended."""
-        settle_ended(self._lane, self._batch)  # those whose places are free already
         self._settle_ended()
-        self.start()
+        while self._loop.free and self._has_more():
+            rows, only_prepares = self._waiting.popleft()
+            self._start_next(rows, only_prepares=only_prepares)
         if self._waiting or self._under_way or self._rows:
             return False
         settle_ended(self._lane, self._batch)  # those that were refused, or put back
@@ -134,19 +115,14 @@ class AsyncCalls:
 
     def _settle_ended(self) -> None:
         while ended := self._loop.ended(self._under_way):
-            again = self._take_over(ended)
+            # Recorded here before the loop forgets them, because an interrupt may come in between.
+            again = self._record(ended)
+            self._loop.forget(ended)
+            for pk in ended:
+                del self._under_way[pk]
             settle_ended(self._lane, self._batch)
             if again:
                 self._call_again(again)
-
-    def _take_over(self, ended: Mapping[Any, Together | Prepared]) -> list[Held]:
-        """Record outcomes, which the loop forgets then; return what ``_record()`` does."""
-        # In this order, because an interrupt may come in between.
-        again = self._record(ended)
-        self._loop.forget(ended)
-        for pk in ended:
-            del self._under_way[pk]
-        return again
 
     def _record(
         self, ended: Mapping[Any, Together | Prepared], known: Collection[Any] = ()

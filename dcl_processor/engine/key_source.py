@@ -157,8 +157,11 @@ class KeySource(Source):
         if not batch.wanted.keys or self._run.concurrency > 1:
             return
         with self._lock:
+            ours = {held.pk for held in batch.rows}
             for turn, pks in self._turns_in(batch):
-                self._leave(turn, batch, pks)
+                if not (claimed := ours.intersection(pks)):
+                    continue
+                self._leave(turn, batch, claimed)
                 if self._turns.line or turn.is_old or not turn.waiting:
                     self._rejoin(turn)
                 elif not turn.is_in_line:
@@ -169,7 +172,8 @@ class KeySource(Source):
         """Go on with the keys whose rows are settled, while handlers of other rows are at work."""
         if not batch.wanted.keys:
             return
-        # One whose row was put back goes on with the end of the batch, which returns that row.
+        # One with a row that was put back, or not claimed, goes on with the end of the batch, which
+        # returns that row.
         settled = ((held, each) for held, each in batch.ended if held.marked.is_settled)
         ended = {held.pk: each for held, each in settled if each is not None}
         with self._lock:
@@ -180,10 +184,10 @@ class KeySource(Source):
                     self._rejoin(turn)
 
     def _turns_in(self, batch: Batch) -> list[tuple[Turn, list[Any]]]:
-        """Return the turns that a batch keeps out of the line, with its claimed rows of each."""
+        """Return the turns that a batch keeps out of the line, with its candidates of each."""
         by_key: dict[Any, list[Any]] = {}
-        for held in batch.rows:
-            by_key.setdefault(batch.wanted.keys[held.pk].value, []).append(held.pk)
+        for pk, key in batch.wanted.keys.items():
+            by_key.setdefault(key.value, []).append(pk)
         found = [(self._turns.of_value(value), pks) for value, pks in by_key.items()]
         return [
             (turn, pks)

@@ -20,7 +20,7 @@ from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
 
 from . import marking, recovery, settling
-from .async_calls import AHEAD, LINGER, WORTH_CLAIMING, AsyncCalls
+from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
 from .claim import claim
 from .deliveries import DELIVERIES, Deliver
 from .flips import fixed_flip
@@ -84,10 +84,6 @@ class Lane:
         self.simple_question: Question[Any] | None = None
         #: Batches with rows whose handlers have not ended, or whose settlement is tried again.
         self._open: list[Batch] = []
-        #: Whether rows may be claimed ahead of a place: ``batch_size`` says how many are otherwise.
-        self._claims_ahead = (
-            self._size == 1 and run.heartbeat is not None and not self.processor._handles_batches
-        )
         #: Whether no asynchronous handler has ended for a while.
         self._is_idle = False
         #: Claims that were refused since the last one that was not.
@@ -135,15 +131,10 @@ class Lane:
         is_together = self.processor._handles_batches
         # The others may be at work for hours, and a free place is to be used.
         enough = 1 if is_together or self._is_idle else int(loop.concurrency * WORTH_CLAIMING) or 1
-        ahead = int(loop.concurrency * AHEAD) if self._claims_ahead and loop.ends_soon else 0
-        free = loop.free + ahead - sum(calls.waiting for calls in self._calls)
-        if free < enough:
+        waiting = [batch for batch in self._open if batch.calls is not None and batch.calls.wait]
+        if loop.free < enough or waiting:
             return 0
-        return size if is_together else max(size, free)
-
-    @property
-    def _calls(self) -> list[AsyncCalls]:
-        return [batch.calls for batch in self._open if batch.calls is not None]
+        return size if is_together else max(size, loop.free)
 
     def _let_end(self) -> None:
         """Let asynchronous handlers end, and rows be settled, after an error that is no interrupt.
@@ -376,10 +367,6 @@ class Lane:
             return
         if pause:
             self._pause(pause)
-        for calls in self._calls:
-            calls.free_places()
-        for calls in self._calls:
-            calls.start()
         for batch in [*self._open]:
             if self.run.is_interrupted or self.run.limits.is_told_to_stop:
                 settling.hurry(batch)
@@ -392,10 +379,6 @@ class Lane:
         else:
             may_linger = loop.free and self.source.has_candidates
             self._is_idle = not loop.wait(LINGER if may_linger else seconds)
-            if self._claims_ahead and not loop.ends_soon:
-                # Or they would wait for hours that another worker has.
-                for calls in self._calls:
-                    calls.release()
 
     def _failed(self, error: NotSettled) -> None:
         """Settle alone what was in a message that failed."""

@@ -56,9 +56,6 @@ T = TypeVar("T")
 #: Seconds that handlers have to end in after they were cancelled.
 CANCEL_WITHIN = 10.0
 
-#: Seconds within which a handler is expected to end, if the last one took no longer.
-SOON = 1.0
-
 #: The call to which the code of a task belongs, also in the tasks that a handler starts.
 _call_now: ContextVar[Call] = ContextVar("_call_now")
 
@@ -91,8 +88,6 @@ class EventLoop:
         # The limits of the calls under way, and the calls by their tasks, which the monitor reads.
         self._scopes: dict[Call, asyncio.Timeout] = {}
         self._calls: dict[asyncio.Task[Any], Call] = {}
-        # Until when a handler is expected to end.
-        self._soon_until = 0.0
         # Used by the loop's thread alone.
         self._handlers: dict[Any, asyncio.Task[Any]] = {}
         self._given_up: set[Any] = set()
@@ -118,11 +113,6 @@ class EventLoop:
         The place of one that has ended is free when its outcome was looked at: it may end the run.
         """
         return self.concurrency - len(self._given)
-
-    @property
-    def ends_soon(self) -> bool:
-        """Whether a handler has ended in the last second, and took no longer."""
-        return time.monotonic() < self._soon_until
 
     @property
     def rows_under_way(self) -> list[Any]:
@@ -375,8 +365,6 @@ class EventLoop:
             raise
         finally:
             calls.end(call)
-            if call.duration is not None and call.duration < SOON:
-                self._soon_until = time.monotonic() + SOON
             del self._scopes[call], self._calls[task]
             # A cancelled handler may have done half of its work, whatever it returns or raises.
             cancelled = isinstance(error, asyncio.CancelledError)  # for another reason, too

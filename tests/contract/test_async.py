@@ -15,7 +15,6 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor.execution import event_loop
 from dcl_processor.execution.event_loop import EventLoop
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
@@ -173,39 +172,6 @@ def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> 
                 await ninth.wait()
 
     assert_run(make(handle)(concurrency=8), processed=9)
-
-
-@pytest.mark.parametrize("keys", [{}, {"group_by": "place", "in_order": True}], ids=["", "keys"])
-def test_rows_wait_claimed_while_handlers_end_soon_and_are_put_back_when_none_does(
-    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
-) -> None:
-    """Two rows wait behind four places after the first two, and may be another worker's then."""
-    rows, called, untouched = the.errands(8), list[Errand](), list[Errand]()
-    is_over, may_end = asyncio.Event(), asyncio.Event()
-    real: Any = vars(EventLoop)["ends_soon"]
-    ends_soon = property(lambda loop: real.fget(loop) and not is_over.is_set())
-    monkeypatch.setattr(event_loop, "SOON", the.PATIENCE)
-    monkeypatch.setattr(EventLoop, "ends_soon", ends_soon)
-
-    async def leased(number: int) -> None:
-        held = Errand.objects.filter(done=False).exclude(leased_until=None)
-        async with asyncio.timeout(the.PATIENCE):
-            while await held.acount() != number:
-                await asyncio.sleep(0.01)
-
-    async def handle(row: Errand) -> None:
-        called.append(row)
-        if len(called) == 3:
-            await leased(6)
-            is_over.set()
-            await leased(4)
-            untouched.extend(await sync_to_async(lambda: [*filter(the.untouched, rows)])())
-            may_end.set()
-        elif len(called) > 3:
-            await asyncio.wait_for(may_end.wait(), the.PATIENCE)
-
-    assert_run(the.at_least_once(handle, retry=the.retry(), **keys)(concurrency=4), processed=8)
-    assert untouched == [row for row in rows if row not in called[:6]]
 
 
 @each_delivery

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import date
+from datetime import date, timedelta
 from threading import Lock
 from typing import Any
 
@@ -22,7 +22,7 @@ from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
 from dcl_processor.testing import hold_lock
 from tests.contract.support.errands import ignore, retry
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, rows_of
+from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, keys, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
@@ -280,6 +280,29 @@ def test_a_key_waits_for_no_handler_of_another_key(
 
     assert_run(in_order(delivery, handle)(concurrency=3), processed=4)
     assert handled == [0, 1, 1, 2]
+
+
+def test_a_row_that_a_claim_has_left_out_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its key is another worker's; a handler of its batch goes on while the key might."""
+    monkeypatch.setattr(groups, "place_among", lambda found: 0)
+    rows = rows_of(0, 1, 1, 1, 2)
+    until = timezone.now() + timedelta(hours=1)
+    Errand.objects.filter(pk=rows[1].pk).update(leased_until=until)
+    started, is_over = list[Errand](), asyncio.Event()
+
+    async def handle(row: Errand) -> None:
+        started.append(row)
+        if row.place == 2:
+            for _ in range(50):
+                await asyncio.sleep(0 if rows[3] in started else 0.01)
+            is_over.set()
+        elif row == rows[3]:
+            await asyncio.wait_for(is_over.wait(), PATIENCE)
+        if row.place == 1:
+            raise ValueError
+
+    grouped("at_least_once", handle, max_per_group=2)(concurrency=4, wait_for_locked=0)
+    assert sorted(keys(started)) == [rows[0].pk, *keys(rows[2:])]
 
 
 def test_an_empty_table_is_one_read(django_assert_num_queries: Any) -> None:
