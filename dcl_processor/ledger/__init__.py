@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .orders import ALL, pause, resume, run_now, stop
-    from .reading import RecordedAction, actions
-    from .records import history, prune
+    from .records import RecordedAction, actions, history, prune
     from .standing import State, state, states
 
 # Imported when they are used, because Django imports this module before there are models.
 _MODULES = {
     "ALL": "orders",
-    "RecordedAction": "reading",
+    "RecordedAction": "records",
     "State": "standing",
-    "actions": "reading",
+    "actions": "records",
     "history": "records",
     "pause": "orders",
     "prune": "records",

@@ -1,12 +1,15 @@
 """What an operator orders: pause, resume, stop, run now; each is one statement for a processor.
 
+What a worker reads of the orders is one query for all its processors.
+
 Two operators may order at the same time. The database lets one of two pauses, or of two resumes,
 change the row, and the other one learns that there was nothing to change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +17,7 @@ from django.conf import settings
 from django.db.models import F, Q
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
+from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
@@ -24,7 +28,7 @@ from dcl_processor.worker import this_user
 
 from .breaking import CLOSED
 from .models import NAME, PERSON, TEXT, Control
-from .tables import alias, ensure, row_of, waiting_for
+from .tables import alias, ensure, row_of, utc, waiting_for
 
 #: All processors, in the place of one.
 ALL = ""
@@ -167,3 +171,70 @@ def _end(until: datetime | timedelta | float | None) -> Any:
         return end if zone is None else make_naive(end, zone)
     length = expect_seconds("expected until", until, most=TEN_YEARS, above_zero=True)
     return Later(timedelta(seconds=length))
+
+
+# --- what a worker reads
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What is ordered of one processor, orders for all processors included."""
+
+    #: When the answer was there, and when the query was sent, by this process's monotonic clock.
+    read_at: float
+    asked_at: float
+    seen: int = 0
+    is_paused: bool = False
+    stops: int = 0
+    run_nows: int = 0
+    failures: int = 0
+    #: Seconds until a row may be tried, counted from ``read_at``; ``None``: the breaker is closed.
+    opens_in: float | None = None
+
+    @property
+    def age(self) -> float:
+        """Return how many seconds ago it was read."""
+        return time.monotonic() - self.read_at
+
+    @property
+    def open_for(self) -> float:
+        """Return the seconds for which the breaker is still open; 0: it is not, or half-open."""
+        return 0.0 if self.opens_in is None else max(0.0, self.opens_in - self.age)
+
+
+def read_orders(names: Collection[str]) -> Mapping[str, Orders]:
+    """Return the orders for each of these processors."""
+    asked = time.monotonic()
+    wanted = Control.objects.using(alias()).filter(processor__in=[ALL, *names])
+    found = {row.processor: row for row in wanted.annotate(clock=DatabaseNow())}
+    # Behind the query: a breaker's pause that was thought too short would end the run.
+    now = time.monotonic()
+    everywhere = found.get(ALL)
+    return {name: _orders(now, asked, found.get(name), everywhere) for name in names}
+
+
+def _orders(
+    read_at: float, asked_at: float, own: Control | None, everywhere: Control | None
+) -> Orders:
+    both = [row for row in (own, everywhere) if row is not None]
+    return Orders(
+        read_at=read_at,
+        asked_at=asked_at,
+        seen=sum(row.revision for row in both),
+        is_paused=any(is_paused(row) for row in both),
+        stops=sum(row.stops for row in both),
+        run_nows=sum(row.run_nows for row in both),
+        failures=0 if own is None else own.failures,
+        opens_in=None if own is None else _opens_in(own),
+    )
+
+
+def is_paused(row: Control) -> bool:
+    """Return whether a row that was read with ``clock`` is paused at that time."""
+    until = row.paused_until
+    return row.paused_at is not None and (until is None or until > row.clock)  # type: ignore[attr-defined]  # an annotation
+
+
+def _opens_in(row: Control) -> float | None:
+    until, now = utc(row.open_until), utc(row.clock)  # type: ignore[attr-defined]  # as above
+    return None if until is None else (until - now).total_seconds()

@@ -11,11 +11,10 @@ from dcl_processor import steady as time
 from dcl_processor.oversight import Counts, Hold
 from dcl_processor.report import Report
 
-from . import breaking, tokens
+from . import breaking
 from .desk import POLL, UnreachableError, is_inline
-from .reading import Orders
+from .orders import Orders
 from .recording import Work
-from .tokens import Grant, Tokens
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -53,16 +52,9 @@ class RunOverseer:
         self._counts = counts
         self._breaker = processor.breaker
         self._hands_out = hands_out
-        # Between two batches, the transaction of the last one may still be open.
-        self._tokens: Tokens | None = None
+        self._tokens = None if processor.rate is None else ledger.tokens_of(processor)
         #: The window of the rows that were let start last.
         self.window = 0
-        if (rate := processor.rate) is not None:
-
-            def ask(rows: int, whole: bool) -> Grant:
-                return self._call(lambda: tokens.take(self._name, rate, rows, whole=whole))
-
-            self._tokens = Tokens(rate, ask, ledger.share_of(self._name))
         #: Whether this run is the one that tries a row, and whether it has started the row.
         self._probe: Literal["no", "free", "started"] = "no"
         self._ask_probe_at = 0.0
@@ -97,9 +89,12 @@ class RunOverseer:
         orders = self._ledger.orders.get(self._name)
         if orders is None:
             return None
-        if time.monotonic() - orders.read_at > POLL and is_inline():
-            self._read_again()  # there is no thread that reads
-            orders = self._orders or orders
+        if orders.age > POLL:
+            if is_inline():  # there is no thread that reads
+                self._read_again()
+                orders = self._orders or orders
+            else:
+                self._ledger.desk.relieve()
         if orders.is_paused:
             return Hold("paused")
         if orders.stops != self.work.stops and self._ledger.is_stopped(self.work):
@@ -150,8 +145,7 @@ class RunOverseer:
         elif self.must_stop():
             return 0
         if self._tokens is not None:
-            rows = self._tokens.take(rows, whole=whole)
-            self.window = self._tokens.window
+            rows, self.window = self._tokens.take(rows, whole=whole)
         if rows and self._probe == "free":
             self._probe = "started"
         self._batches += rows > 0

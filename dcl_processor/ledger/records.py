@@ -1,10 +1,10 @@
-"""What runs have done, and for how long that is kept."""
+"""What runs and operators have done, and for how long that is kept."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db.models import Q, QuerySet
@@ -12,10 +12,12 @@ from django.db.models import Q, QuerySet
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 
-from .models import OperatorAction, RecordedRun
-from .orders import Subject, name_of
+from .models import TEXT, OperatorAction, RecordedRun
+from .orders import Subject, name_of, person
 from .recording import KEPT
-from .tables import alias, utc
+from .tables import Plain, alias, utc, waiting_for
+
+R = TypeVar("R", bound=Plain)
 
 #: Seconds without a heartbeat after which a run is shown as lost. Nothing else follows from it:
 #: leases and locks decide which rows are free.
@@ -29,7 +31,7 @@ CHUNK, MOST_PRUNED = 1_000, 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Plain):
     """One start of a command, or one call of ``run()``; times are in UTC."""
 
     id: str
@@ -49,14 +51,6 @@ class Recorded:
     stopped: str
     error: str
     workers: list[dict[str, Any]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
-        found = asdict(self)
-        return {
-            name: value.isoformat() if isinstance(value, datetime) else value
-            for name, value in found.items()
-        }
 
 
 def history(processor: Subject | None = None, *, limit: int = 50) -> list[Recorded]:
@@ -78,27 +72,53 @@ def live() -> Q:
 def _recorded(row: Any) -> Recorded:
     lost = row.heartbeat_at <= row.clock - timedelta(seconds=LOST_AFTER)
     unfinished = "lost" if lost else "running"
-    started, heartbeat = utc(row.started_at), utc(row.heartbeat_at)
-    assert started is not None
-    assert heartbeat is not None
-    return Recorded(
-        id=str(row.pk),
-        processor=row.processor,
-        kind=row.kind,
-        host=row.host,
-        pid=row.pid,
-        started_at=started,
-        heartbeat_at=heartbeat,
-        finished_at=utc(row.finished_at),
-        state=unfinished if row.finished_at is None else "finished",
-        counts={name: getattr(row, name) for name in KEPT},
-        handler_seconds=row.handler_seconds,
-        slowest=row.slowest,
-        rate=row.rate,
-        stopped=row.stopped,
-        error=row.error,
-        workers=row.workers,
-    )
+    state = unfinished if row.finished_at is None else "finished"
+    counts = {name: getattr(row, name) for name in KEPT}
+    return _read(row, Recorded, id=str(row.pk), state=state, counts=counts)
+
+
+def _read(row: Any, kind: type[R], **more: Any) -> R:
+    """Return the columns of a row that the class has, and more."""
+    names = (each.name for each in fields(kind) if each.name not in more)
+    values = {name: getattr(row, name) for name in names}
+    times = {name: utc(value) for name, value in values.items() if isinstance(value, datetime)}
+    return kind(**{**values, **times, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction(Plain):
+    """One ``requeue``, ``mark-done`` or ``discard`` of the command; the time is in UTC."""
+
+    processor: str
+    action: str
+    by: str
+    at: datetime
+    rows: int
+    keys: str
+    values: str
+    reason: str
+    error: str
+
+
+def add_action(processor: Subject, action: str, *, by: str = "", rows: int, **texts: str) -> None:
+    """Record an action; ``texts``: ``keys``, ``values``, ``reason`` and ``error``."""
+    name = name_of(processor)
+    kept = {column: text[:TEXT] for column, text in texts.items()}
+    with waiting_for(name):
+        OperatorAction.objects.using(alias()).create(
+            processor=name, action=action, by=person(by), at=DatabaseNow(), rows=rows, **kept
+        )
+
+
+def actions(processor: Subject | None = None, *, limit: int = 50) -> list[RecordedAction]:
+    """Return the last actions of operators, the newest first.
+
+    ``processor``: a processor, or its name; ``None``: all. ``limit``: the most actions.
+    """
+    found = OperatorAction.objects.using(alias()).order_by("-at", "-pk")
+    if processor is not None:
+        found = found.filter(processor=name_of(processor))
+    return [_read(row, RecordedAction) for row in found[:limit]]
 
 
 def prune(older_than: timedelta | float | None = None) -> int:

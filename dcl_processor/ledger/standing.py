@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -12,10 +12,9 @@ from django.db.models import Case, Q, Value, When
 from dcl_processor.clock import DatabaseNow
 
 from .models import Control, Look, RecordedRun
-from .orders import ALL, Subject, name_of
-from .reading import is_paused
+from .orders import ALL, Subject, is_paused, name_of
 from .records import live
-from .tables import alias, utc
+from .tables import Plain, alias, utc
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(Plain):
     """What the ledger has of one processor now; times are in UTC."""
 
     name: str
@@ -72,12 +71,6 @@ class State:
             seen = f" ({self.seen} of {self.commands} commands have seen it)"
         lost = f" ({self.lost} lost)" if self.lost else ""
         return f"{what} since {_time(pause.since)} by {pause.by}{until}{why}{seen}{lost}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
-        found = _plain(asdict(self))
-        assert isinstance(found, dict)
-        return found
 
 
 def state(processor: Subject) -> State:
@@ -132,17 +125,13 @@ def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> St
         }
     if own is not None:
         found |= _breaker(own)
-    looked = {look.host: utc(look.looked_at) for look in looks}
-    return State(name, looked_at={host: at for host, at in looked.items() if at}, **found)
+    return State(name, looked_at={look.host: utc(look.looked_at) for look in looks}, **found)
 
 
 def _pause(row: Any) -> Pause:
-    since, now = utc(row.paused_at), utc(row.clock)
-    assert since is not None
-    assert now is not None
     return Pause(
-        since=since,
-        seconds=round((now - since).total_seconds(), 3),
+        since=utc(row.paused_at),
+        seconds=round((utc(row.clock) - utc(row.paused_at)).total_seconds(), 3),
         by=row.paused_by,
         reason=row.reason,
         until=utc(row.paused_until),
@@ -151,21 +140,12 @@ def _pause(row: Any) -> Pause:
 
 
 def _breaker(row: Any) -> dict[str, Any]:
-    until = utc(row.open_until)
-    now = utc(row.clock)
-    if until is None or now is None:
+    if row.open_until is None:
         return {"failures": row.failures}
-    kind = "open" if until > now else "half-open"
+    until = utc(row.open_until)
+    kind = "open" if until > utc(row.clock) else "half-open"
     return {"failures": row.failures, "open_until": until, "breaker": kind}
 
 
 def _time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value

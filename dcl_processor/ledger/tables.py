@@ -1,10 +1,12 @@
-"""Where the ledger's tables are, and their rows."""
+"""Where the ledger's tables are, their rows, and what all that is read from them has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any, overload
 
 from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import QuerySet
@@ -63,9 +65,29 @@ def ensure(name: str) -> None:
         Control.objects.using(alias()).create(processor=name)
 
 
+@overload
+def utc(at: datetime) -> datetime: ...
+@overload
+def utc(at: datetime | None) -> datetime | None: ...
 def utc(at: datetime | None) -> datetime | None:
     """Return a time of the ledger in UTC."""
     if at is None:
         return None
     aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
     return aware.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A value that can be shown as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
+        found: dict[str, Any] = _plain(asdict(self))
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -25,7 +25,6 @@ from dcl_processor.ledger import desk, recording, records
 from dcl_processor.ledger import ledger as module
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, Look, OperatorAction, RecordedRun
-from dcl_processor.ledger.reading import add_action
 from dcl_processor.ledger.recording import Work
 from dcl_processor.oversight import Progress
 from dcl_processor.worker import this_user
@@ -524,8 +523,8 @@ def test_a_command_deletes_old_records_by_itself() -> None:
 
 
 def test_an_action_of_an_operator_is_recorded_and_deleted_when_it_is_old() -> None:
-    add_action(NAME, "requeue", by="anna@shop1", rows=2, keys="7, 8")
-    add_action("shop.other", "discard", rows=1, keys="1", reason="spam" * 1_000, error="no")
+    records.add_action(NAME, "requeue", by="anna@shop1", rows=2, keys="7, 8")
+    records.add_action("shop.other", "discard", rows=1, keys="1", reason="spam" * 1_000, error="no")
     other, mine = api.actions()
     assert (mine.processor, mine.action, mine.by, mine.rows) == (NAME, "requeue", "anna@shop1", 2)
     assert (mine.keys, mine.values, mine.reason, mine.error) == ("7, 8", "", "", "")
