@@ -17,7 +17,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.insights import failures, rows
-from dcl_processor.insights.rows import parse_pk
+from dcl_processor.insights.rows import key_text, parse_pk
 from dcl_processor.management.acting import (
     CHANGED,
     DISCARD,
@@ -152,7 +152,7 @@ def choose(
             break
         choice = choose_chunk(processor, action, wanted, some, values=values)
         for pk, digest in choice.rows.items():
-            characters += len(json.dumps([plain(pk), digest])) + 1
+            characters += len(json.dumps([key_text(pk), digest])) + 1
             if characters > MOST_CHARACTERS:
                 found.has_more = True
                 break
@@ -239,33 +239,9 @@ def _keys_of(processor: BatchProcessor[Any], wanted: Wanted, question: Question[
     return list(dict.fromkeys(keys))
 
 
-# --- primary keys as texts: in a form, in an address, and in a signed plan
-
-
-def plain(pk: Any) -> Any:
-    """Return a primary key as JSON has it."""
-    if isinstance(pk, tuple):
-        return [plain(each) for each in pk]
-    return pk if isinstance(pk, (int, str)) else str(pk)
-
-
-def of_plain(model: type[Model], value: Any) -> Any:
-    """Return the primary key that JSON has so."""
-    fields = model._meta.pk_fields
-    if len(fields) == 1:
-        return _python(fields[0], value)
-    return tuple(_python(each, part) for each, part in zip(fields, value, strict=True))
-
-
 def keys_of(processor: BatchProcessor[Any], texts: Sequence[str]) -> list[Any]:
     """Return the primary keys that a form names; raises the errors of ``parse_pk()``.
 
     ``texts``: escaped as in an address, because a browser changes line breaks in a form's values.
     """
     return list(dict.fromkeys(parse_pk(processor, unquote(text)) for text in texts))
-
-
-def _python(field: Any, value: Any) -> Any:
-    while field.remote_field:
-        field = field.target_field
-    return field.to_python(value)

@@ -12,8 +12,6 @@ from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.core.checks import CheckMessage
 from django.db import router, transaction
-from django.db.models import QuerySet
-from django.db.models.functions import Substr
 from django.forms import Media
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import reverse
@@ -86,15 +84,6 @@ class ProcessorAdminMixin(Base):
     def _may_act(self, processor: BatchProcessor[Any], request: HttpRequest) -> bool:
         # The list of a proxy asks for the permission on the proxy, and an action for the model's.
         return self.has_operate_permission(request) and permissions.may_act(request, processor)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows without their errors, which may be long, but with their beginnings."""
-        found: QuerySet[Any] = super().get_queryset(request)
-        columns = [*self._displays]
-        beginnings: QuerySet[Any] = found.annotate(
-            **{_beginning(column): Substr(column, 1, LONGEST) for column in columns}
-        )
-        return beginnings.defer(*columns) if columns else found
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the list's columns, and those of the retry; errors by their beginnings."""
@@ -169,8 +158,8 @@ class ProcessorAdminMixin(Base):
     @admin.display(description="last error")
     def last_error_shown(self, row: Any) -> str:
         """Return the beginning of the last error, masked, in one line."""
-        first = next(iter(self._displays), None)
-        return "" if first is None else _error(row, first)
+        first = next(iter(self._displays), "")
+        return shown(getattr(row, first, "") or "", LONGEST)
 
     @admin.display(description="why, and who holds it")
     def processor_links(self, row: Any) -> SafeString | str:
@@ -265,22 +254,10 @@ def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpRespons
     return act
 
 
-def _beginning(column: str) -> str:
-    """Return the annotation with the beginning of an error, which is not loaded for a list."""
-    return f"dcl_{column}_beginning"
-
-
-def _error(row: Any, column: str) -> str:
-    name = _beginning(column)
-    # NULL is an answer as well: another look would load the column of each row.
-    text = getattr(row, name) if hasattr(row, name) else getattr(row, column, "")
-    return shown(text or "", LONGEST)
-
-
 def _display(column: str) -> Callable[[Any], str]:
     @admin.display(description=column.replace("_", " "))
     def display(row: Any) -> str:
-        return _error(row, column)
+        return shown(getattr(row, column) or "", LONGEST)
 
     return display
 

@@ -12,12 +12,13 @@ from django.core.exceptions import ValidationError
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import rows
+from dcl_processor.insights.rows import key_of, key_text
 from dcl_processor.management.acting import CHANGED, LOCKED, Action
 from dcl_processor.masking import shown
 from dcl_processor.operator_writes import Written, as_seen
 from dcl_processor.processor import BatchProcessor
 
-from .choosing import ACTIONS, BUDGET, Wanted, choose_chunk, chunks, of_plain, plain
+from .choosing import ACTIONS, BUDGET, Wanted, choose_chunk, chunks
 
 #: Seconds for which a confirmation can be used.
 MAX_AGE = 3600
@@ -60,7 +61,7 @@ class Plan:
             "name": self.name,
             "action": self.action,
             "wanted": [self.wanted.state, self.wanted.kind],
-            "rows": [[plain(pk), digest] for pk, digest in self.rows.items()],
+            "rows": [[key_text(pk), digest] for pk, digest in self.rows.items()],
             "total": self.total,
             "done": self.done,
             "left": self.left,
@@ -79,7 +80,7 @@ class Plan:
                 document["name"],
                 document["action"],
                 Wanted(*document["wanted"]),
-                {of_plain(model, pk): digest for pk, digest in document["rows"]},
+                {key_of(model, pk): digest for pk, digest in document["rows"]},
                 document["total"],
                 document["done"],
                 document["left"],
