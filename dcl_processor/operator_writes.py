@@ -236,7 +236,8 @@ class Write:
         """Write to those of the locked rows that are as they were chosen, and return their keys."""
         if not some:
             return []
-        # Race: double claim. A worker may have claimed or settled a row since it was chosen.
+        # Race: double claim. A worker may have claimed or settled a row since it was chosen, and
+        # another operator may have put it back, so that it is in the same state again.
         rows = self._marks(self.rows.order_by().filter(pk__in=some))
         found = {pk: self._digest(marks) for pk, *marks in rows}
         same = [pk for pk in some if pk in found and is_same(chosen[pk], found[pk])]
@@ -319,14 +320,6 @@ def is_pending(question: Question[Any]) -> Q:
     # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
     # are pending, and does so for each row where they are too many for its memory.
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
-
-
-def as_seen(chosen: Chosen, seen: Chosen) -> tuple[Chosen, list[Any]]:
-    """Return those of the chosen rows that are as they were seen, and the keys of the others."""
-    # Race: double claim. A worker may have settled the row, and another operator may have put it
-    # back, so that it is in the same state and is not what was seen.
-    same = {pk: now for pk, now in chosen.items() if is_same(seen.get(pk, ""), now)}
-    return same, [pk for pk in chosen if pk not in same]
 
 
 def _chunks(pks: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

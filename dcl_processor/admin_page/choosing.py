@@ -18,16 +18,7 @@ from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.insights import failures, rows
 from dcl_processor.insights.rows import key_text, parse_pk
-from dcl_processor.management.acting import (
-    CHANGED,
-    DISCARD,
-    MARK_DONE,
-    MISSING,
-    REQUEUE,
-    Action,
-    Choice,
-    Chooser,
-)
+from dcl_processor.management.acting import DISCARD, MARK_DONE, REQUEUE, Action, Chooser
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
@@ -97,36 +88,6 @@ class KeysChooser(Chooser):
         return found, [pk for pk in self.keys if pk not in there]
 
 
-def choose_chunk(
-    processor: BatchProcessor[Any],
-    action: Action,
-    wanted: Wanted,
-    keys: Sequence[Any],
-    *,
-    values: dict[str, Any] | None = None,
-    reason: str = "",
-) -> Choice:
-    """Choose among the rows of some keys; nothing is written, and nothing is locked."""
-    question = rows.question_of(processor, None)
-    options = {
-        # Keys that a person picked are checked more closely than a state.
-        "pk": [*keys] if wanted.state == ROWS else None,
-        "in_doubt": None,
-        "given_up": False,
-        "force": False,
-        "values": values,
-        "reason": reason,
-        "using": None,
-    }
-    with reading(question.using, BUDGET):
-        chooser = KeysChooser(processor, question, options, keys, wanted.among(processor, question))
-        choice = chooser.choice(action)
-    if wanted.state != ROWS and MISSING in choice.left:
-        # There may be such a row, but it has left the state.
-        choice.left[CHANGED] = choice.left.pop(MISSING)
-    return choice
-
-
 def choose(
     processor: BatchProcessor[Any],
     action: Action,
@@ -138,19 +99,25 @@ def choose(
     """Look at the rows until the time is used up, and return what an action would do with them.
 
     ``keys``: those that a person picked; of a state all rows are looked at, in the order of keys.
+    Nothing is written, and nothing is locked.
     """
     end = time.monotonic() + BUDGET
     question = rows.question_of(processor, None)
+    among = wanted.among(processor, question)
     found = Choosing()
     if keys is None:
+        among = question.table.none() if among is None else among
         with reading(question.using, BUDGET):
-            keys = _keys_of(processor, wanted, question)
+            read = among.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
+            keys = list(dict.fromkeys(read))
     characters = 0
     for some in chunks(keys):
         if len(found.rows) >= MOST or found.has_more or time.monotonic() > end:
             found.has_more = True
             break
-        choice = choose_chunk(processor, action, wanted, some, values=values)
+        chooser = KeysChooser(processor, question, options(values), some, among)
+        with reading(question.using, BUDGET):
+            choice = chooser.choice(action)
         for pk, digest in choice.rows.items():
             characters += len(json.dumps([key_text(pk), digest])) + 1
             if characters > MOST_CHARACTERS:
@@ -162,6 +129,11 @@ def choose(
     if len(keys) > MOST:
         found.has_more = True
     return found
+
+
+def options(values: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
+    """Return the options of the command that does what the page does."""
+    return {"given_up": False, "force": False, "values": values, "reason": reason, "using": None}
 
 
 def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
@@ -199,11 +171,10 @@ def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
     none = question.table.none()
     found = {}
     for name, action in ACTIONS.items():
-        options: dict[str, Any] = {"values": None, "reason": "", "force": False}
-        if _can(action, processor, none, options):
+        if _can(action, processor, none, options()):
             found[name] = False
         elif action.takes_values and _can(
-            action, processor, none, {**options, "values": anything(question.model)}
+            action, processor, none, options(anything(question.model))
         ):
             found[name] = True
     return found
@@ -216,10 +187,10 @@ def anything(model: type[Model]) -> dict[str, Any]:
 
 
 def _can(
-    action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], options: dict[str, Any]
+    action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], given: dict[str, Any]
 ) -> bool:
     try:
-        action.prepare(processor, none, options)
+        action.prepare(processor, none, given)
     except ImproperlyConfigured:
         return False
     return True
@@ -229,14 +200,6 @@ def chunks(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield the keys in chunks."""
     for at in range(0, len(keys), CHUNK):
         yield keys[at : at + CHUNK]
-
-
-def _keys_of(processor: BatchProcessor[Any], wanted: Wanted, question: Question[Any]) -> list[Any]:
-    among = wanted.among(processor, question)
-    if among is None:
-        return []
-    keys = among.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
-    return list(dict.fromkeys(keys))
 
 
 def keys_of(processor: BatchProcessor[Any], texts: Sequence[str]) -> list[Any]:

@@ -15,10 +15,10 @@ from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_of, key_text
 from dcl_processor.management.acting import CHANGED, LOCKED, Action
 from dcl_processor.masking import shown
-from dcl_processor.operator_writes import Written, as_seen
+from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
-from .choosing import ACTIONS, BUDGET, Wanted, choose_chunk, chunks
+from .choosing import ACTIONS, BUDGET, Wanted, chunks, options
 
 #: Seconds for which a confirmation can be used.
 MAX_AGE = 3600
@@ -104,22 +104,17 @@ class Plan:
 
         ``written``: gets the keys of the rows whose write is committed, also before an error.
         """
-        begun = time.monotonic()
+        begun, table = time.monotonic(), rows.question_of(processor, None).table
         for some in [*chunks([*self.rows])]:
-            choice = choose_chunk(
-                processor, self.act, self.wanted, some, values=values, reason=reason
-            )
-            rows, changed = as_seen(choice.rows, self.rows)
+            seen = {pk: self.rows[pk] for pk in some}
+            write = self.act.prepare(processor, table.filter(pk__in=some), options(values, reason))
             done = Written()
             try:
-                choice.write.to_free(rows, done, seconds=PATIENCE, stop_at=begun + LONGEST)
+                write.to_free(seen, done, seconds=PATIENCE, stop_at=begun + LONGEST)
             finally:
                 # Also before an error, or the next try would find the rows changed by this one.
                 written += done.written
                 self._note(done)
-            self._leave(CHANGED, [*choice.changed, *changed])
-            for why, pks in choice.left.items():
-                self._leave(why, pks)
             if time.monotonic() > begun + BUDGET:
                 return
 

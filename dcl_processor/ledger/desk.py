@@ -201,17 +201,16 @@ class Desk:
         try:
             with connections[alias()].execute_wrapper(partial(self._execute, line)):
                 while not self._ends(line, time.monotonic() - idle_since >= IDLE):
+                    line.busy_since = None
                     with suppress(Empty):
                         job = self._jobs.get(timeout=max(0.0, tick_at - time.monotonic()))
                         line.busy_since = time.monotonic()
                         _do(*job)
-                        line.busy_since = None
                     now = time.monotonic()
                     if now >= tick_at and line is self._line:
                         tick_at, line.busy_since = now + POLL, now
                         if self._ticks(line):
                             idle_since = now
-                        line.busy_since = None
         finally:
             with self._lock:
                 if line is self._line:  # an error ends the thread, and a new one may be started

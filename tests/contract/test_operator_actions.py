@@ -21,7 +21,7 @@ from dcl_processor import BatchProcessor, Retry, batch_processor, operator_write
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
-from dcl_processor.operator_writes import Write, Written, as_seen
+from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
@@ -314,9 +314,10 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     now: dict[str, Any] = {**mine.values().get()}
     assert [name for name in now if now[name] != before[name]] == ["result"]
     assert the.state(other)["dead"] is False
-    # So it is left as well if it changed before the rows were chosen, and after they were shown.
-    taken, changed = as_seen(to_requeue(run, mine).choose(), seen)
-    assert ([*taken], changed) == ([], [row.pk])
+    # So it is left as well if it changed after it was shown, and before it is written to.
+    written = Written()
+    to_requeue(run, mine).to_free({row.pk: seen[row.pk]}, written, seconds=1)
+    assert written == Written([], [row.pk])
 
 
 @pytest.mark.parametrize(("size", "tried"), [(1, 1), (2, 2), (10, 3)])
@@ -389,8 +390,6 @@ def test_values_of_a_class_of_the_projects_own_are_compared_by_their_texts(
         cursor.execute("UPDATE tests_errand SET result = 'two' WHERE id = %s", [rows[0].pk])
     changed = [rows[0].pk] if is_seen else []
     others = [each.pk for each in rows if each.pk not in changed]
-    same, not_same = as_seen(write.choose(), chosen)
-    assert ([*same], not_same) == (others, changed)
     write.to_free(chosen, written, seconds=1)
     assert written == Written(others, changed)
 
