@@ -22,7 +22,7 @@ from .operator_states import (
     not_claimed_lately,
     unsettled,
 )
-from .operator_writes import Proof, Write, is_pending
+from .operator_writes import Write, is_pending
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
 from .settlement.outcome_values import with_cleared_retry
@@ -108,11 +108,11 @@ def to_mark_done(
     question = _check_rows(processor, rows, "mark_done")
     done = with_cleared_retry(processor, _flip_of(processor, values, question.model))
     _refuse_indistinct(processor, "mark_done")
-    proof = None if values is None else Proof.of(processor, "mark_done")
+    unchecked = "" if values is None else "mark_done"
     condition = Q() if force else is_given_up(processor, question)
     if processor.claim is not None and not force:
         condition |= claimed(processor)
-    return Write.of(processor, question, rows, condition, done, proof=proof)
+    return Write(processor, question, rows, condition, done, unchecked)
 
 
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
@@ -138,7 +138,7 @@ def to_requeue(
     # Race: double claim. Under its lock, because a worker may have settled the row meanwhile: a
     # paid charge that is put back is paid twice, and so is one that is being paid now.
     condition = Q() if force else unsettled(processor, question) & not_claimed_lately(processor)
-    return Write.of(processor, question, rows, condition, reset)
+    return Write(processor, question, rows, condition, reset)
 
 
 def _to_all(write: Write, method: str, state: str) -> int:
@@ -149,7 +149,7 @@ def _to_all(write: Write, method: str, state: str) -> int:
             more = ", …" if number > len(some) else ""
             logger.warning(
                 "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, %s.",
-                *(write.name, method, number, "row" if number == 1 else "rows"),
+                *(write.processor.name, method, number, "row" if number == 1 else "rows"),
                 *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, state),
             )
     return write.to_all()
@@ -185,8 +185,8 @@ def to_discard(
     unsettled = is_pending(question)
     if processor.claim is not None:
         unsettled |= claimed(processor)
-    proof = None if values is None else Proof.of(processor, "discard")
-    return Write.of(processor, question, rows, unsettled, dead_letter, proof=proof)
+    unchecked = "" if values is None else "discard"
+    return Write(processor, question, rows, unsettled, dead_letter, unchecked)
 
 
 def _dead_letter_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
