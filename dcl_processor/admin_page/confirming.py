@@ -28,13 +28,14 @@ from .choosing import (
     MOST,
     ROWS,
     Choosing,
+    InvalidPlan,
+    Plan,
     Wanted,
     anything,
     choose,
     keys_of,
     offered,
 )
-from .plan import InvalidPlan, Plan
 
 #: What the states are called.
 STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}

@@ -36,7 +36,7 @@ from dcl_processor import steady as time
 from dcl_processor.errors import describe, printable
 from dcl_processor.log_fields import Running
 from dcl_processor.log_fields import running as running_now
-from dcl_processor.metrics.collector import AGES, DURATIONS, OUTCOMES, Collector
+from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES, Collector
 from dcl_processor.observers import Handling
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report

@@ -11,7 +11,7 @@ from dcl_processor import steady as time
 from dcl_processor.oversight import Counts, Hold
 from dcl_processor.report import Report
 
-from . import breaking
+from . import orders as control
 from .desk import POLL, UnreachableError, is_inline
 from .orders import Orders
 from .recording import Work
@@ -119,10 +119,10 @@ class RunOverseer:
         if now >= self._ask_probe_at:
             self._ask_probe_at = now + POLL
             with suppress(UnreachableError):
-                take = self._call(lambda: breaking.take_probe(self._name, self.id))
+                take = self._call(lambda: control.take_probe(self._name, self.id))
                 self._probe = "free" if take else "no"
                 # From before the question: the table's time is later.
-                self._probe_until = now + breaking.PROBE_FOR
+                self._probe_until = now + control.PROBE_FOR
                 self._read_again()
         if self._probe == "free" or (self._orders or orders).opens_in is None:
             return None
@@ -174,9 +174,9 @@ class RunOverseer:
         if self._probe != "no":
             self._probe = "no"
             worker = self._ledger.id
-            self._change(lambda: breaking.probe_succeeded(self._name, self.id, worker))
+            self._change(lambda: control.probe_succeeded(self._name, self.id, worker))
         elif orders is not None and orders.failures > 0:
-            self._change(lambda: breaking.succeeded(self._name, self._ledger.id))
+            self._change(lambda: control.note_success(self._name, self._ledger.id))
 
     def _failed(self) -> None:
         breaker = self._breaker
@@ -184,9 +184,9 @@ class RunOverseer:
         self._has_succeeded = False  # what is in a row begins now
         if self._probe != "no":
             self._probe = "no"
-            self._change(lambda: breaking.probe_failed(self._name, breaker, self.id))
+            self._change(lambda: control.probe_failed(self._name, breaker, self.id))
         else:
-            self._change(lambda: breaking.failed(self._name, breaker, self._ledger.id))
+            self._change(lambda: control.count_failure(self._name, breaker, self._ledger.id))
 
     def _change(self, change: Callable[[], None]) -> None:
         # At once and not with the next poll: the next row depends on it.
@@ -200,11 +200,11 @@ class RunOverseer:
             return
         if self._has_succeeded:
             self._has_succeeded = False
-            breaking.succeeded(self._name, self._ledger.id)
+            control.note_success(self._name, self._ledger.id)
         if self._probe != "no":
             now = time.monotonic()
-            if breaking.renew_probe(self._name, self.id):
-                self._probe_until = now + breaking.PROBE_FOR
+            if control.renew_probe(self._name, self.id):
+                self._probe_until = now + control.PROBE_FOR
             elif self._probe == "free":
                 self._probe_until = now  # another worker has it, or an operator has ended the pause
 
@@ -213,7 +213,7 @@ class RunOverseer:
         try:
             if self._probe != "no":
                 self._probe = "no"
-                self._change(lambda: breaking.release_probe(self._name, self.id))
+                self._change(lambda: control.release_probe(self._name, self.id))
         finally:
             if not self._hands_out:
                 self.work.end(self._counts)

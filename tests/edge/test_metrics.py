@@ -26,13 +26,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 import dcl_processor.contrib
-from dcl_processor import observers, registry
+from dcl_processor import metrics, observers, registry
 from dcl_processor.contrib import prometheus
-from dcl_processor.contrib.prometheus import exposition, gauges
+from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile, parsed
 from dcl_processor.management import metering
-from dcl_processor.metrics import collector
-from dcl_processor.metrics.collector import Distribution, Tally, sent
+from dcl_processor.metrics import Distribution, Tally, sent
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import workers_counted
@@ -114,7 +113,7 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing else happens in its process for as long as a watch waits."""
-    monkeypatch.setattr(collector, "INTERVAL", 0.01)
+    monkeypatch.setattr(metrics, "INTERVAL", 0.01)
     arrived = threading.Event()
     messages: list[int] = []
 
@@ -413,24 +412,24 @@ def test_a_gauge_that_could_not_be_read_is_absent(tmp_path: Path) -> None:
 def test_more_rows_than_are_counted_are_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     from dcl_processor.insights.answer import Answer, How
 
-    assert gauges._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
-    assert gauges._value(Answer(10_000)) == 10_000.0
-    assert gauges._value(Answer.unknown("why")) is None
+    assert prometheus._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
+    assert prometheus._value(Answer(10_000)) == 10_000.0
+    assert prometheus._value(Answer.unknown("why")) is None
     # A rate of it, or an alert, would follow the statistics of the table.
     estimated = Answer(1_000, How.ESTIMATED)
-    assert (gauges._value(estimated), gauges._is_unknown(estimated)) == (None, True)
-    assert gauges._value(Answer.not_recorded("why")) is None
+    assert (prometheus._value(estimated), prometheus._is_unknown(estimated)) == (None, True)
+    assert prometheus._value(Answer.not_recorded("why")) is None
 
 
 def test_a_scrape_within_the_time_sends_no_query(
     installed: None, django_assert_num_queries: Any
 ) -> None:
     parcels("")
-    found = gauges.Gauges(lambda: [deliver], fresh_for=0.0)
+    found = prometheus.Gauges(lambda: [deliver], fresh_for=0.0)
     first = [each.samples for each in found.collect()]
     with django_assert_num_queries(0):
         assert [each.samples for each in found.collect()] == first
-    found._read_at = time.monotonic() - gauges.FRESH_FOR
+    found._read_at = time.monotonic() - prometheus.FRESH_FOR
     parcels("")
     [pending, *_] = found.collect()
     assert [sample.value for sample in pending.samples] == [2.0]
@@ -441,7 +440,7 @@ def test_the_view_answers_in_the_format_that_is_asked_for(
 ) -> None:
     parcels("")
     own = CollectorRegistry()
-    own.register(gauges.Gauges(lambda: registry.processors().values()))
+    own.register(prometheus.Gauges(lambda: registry.processors().values()))
     monkeypatch.setattr(prometheus, "_gauges", own)
     plain = prometheus.gauges_view(RequestFactory().get("/metrics"))
     assert plain.status_code == 200
@@ -496,8 +495,8 @@ def every_gauge() -> Iterator[Any]:
     from dcl_processor.insights.answer import Answer
     from dcl_processor.insights.status import Status
 
-    answers = {name: Answer(1) for name in gauges.GAUGES}
-    return gauges.gauges([Status("shop.a", "transactional", "default", answers)])
+    answers = {name: Answer(1) for name in prometheus.GAUGES}
+    return prometheus.gauges([Status("shop.a", "transactional", "default", answers)])
 
 
 def expressions() -> Iterable[str]:
@@ -556,8 +555,8 @@ def test_each_alert_is_complete_and_on_the_page(tmp_path: Path) -> None:
 def test_each_metric_is_on_the_dashboard() -> None:
     shown = {name for each in expressions() for name in QUERY.findall(each)}
     families = {metric.name for metric in exposition.families({})} | {
-        *(name for name, _ in gauges.GAUGES.values()),
-        gauges.UNKNOWN,
+        *(name for name, _ in prometheus.GAUGES.values()),
+        prometheus.UNKNOWN,
     }
     assert families == {re.sub(r"_(total|bucket|sum)$", "", name) for name in shown}
 

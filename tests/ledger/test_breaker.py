@@ -13,7 +13,7 @@ from dcl_processor import Breaker, Report, Snooze, ledger
 from dcl_processor.candidates import scan
 from dcl_processor.engine.lane import Lane
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.ledger import breaking
+from dcl_processor.ledger import orders
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.overseer import LOOK
@@ -93,10 +93,10 @@ def test_failures_of_several_runs_count_together() -> None:
 def test_it_stays_closed_while_another_machine_succeeds(
     other_machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breaking, "RECENT", 600.0)
+    monkeypatch.setattr(orders, "RECENT", 600.0)
     the.errands(5)
     ensure(NAME)
-    breaking.succeeded(NAME, other_machine().id)
+    orders.note_success(NAME, other_machine().id)
     assert_run(processor(fail)(), failed=5)
     assert control().open_until is None
     # The success is too old to show anything.
@@ -154,12 +154,12 @@ def test_a_worker_that_dies_while_it_tries_a_row_keeps_the_others_waiting_for_a_
     ensure(NAME)
     half_open()
     dead, other = uuid4(), uuid4()
-    assert breaking.take_probe(NAME, dead)
-    assert not breaking.take_probe(NAME, other)
+    assert orders.take_probe(NAME, dead)
+    assert not orders.take_probe(NAME, other)
     Control.objects.update(probe_until=LONG_AGO)
-    assert breaking.take_probe(NAME, other)
+    assert orders.take_probe(NAME, other)
     # What the first one finds out later is not believed.
-    breaking.probe_succeeded(NAME, dead, dead)
+    orders.probe_succeeded(NAME, dead, dead)
     assert ledger.state(NAME).breaker == "half-open"
 
 
@@ -211,8 +211,8 @@ def test_a_run_whose_answer_was_lost_may_still_try_its_row() -> None:
     ensure(NAME)
     half_open()
     run = uuid4()
-    assert breaking.take_probe(NAME, run)
-    assert breaking.take_probe(NAME, run)
+    assert orders.take_probe(NAME, run)
+    assert orders.take_probe(NAME, run)
 
 
 def test_a_run_that_could_not_renew_its_try_in_time_starts_no_row(
@@ -221,7 +221,7 @@ def test_a_run_that_could_not_renew_its_try_in_time_starts_no_row(
     the.errands(5)
     processor(fail)()
     half_open()
-    monkeypatch.setattr(breaking, "PROBE_FOR", 0.0)
+    monkeypatch.setattr(orders, "PROBE_FOR", 0.0)
     assert_run(processor(the.ignore)(), stopped="breaker")
 
 

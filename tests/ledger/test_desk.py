@@ -14,9 +14,9 @@ from django.test import override_settings
 
 import dcl_processor.ledger as api
 from dcl_processor import Breaker
-from dcl_processor.ledger import breaking, orders, overseer
 from dcl_processor.ledger import desk as module
 from dcl_processor.ledger import ledger as process
+from dcl_processor.ledger import orders, overseer
 from dcl_processor.ledger.desk import (
     DEAD_AFTER,
     FIRST_PAUSE,
@@ -450,7 +450,7 @@ def test_a_ledger_that_does_not_answer_costs_one_wait_and_not_one_for_each_row(
         waits.append(0)
         pause_longer()
 
-    monkeypatch.setattr(breaking, "failed", failed)
+    monkeypatch.setattr(orders, "count_failure", failed)
     monkeypatch.setattr(ledger.desk, "_pause_longer", wait)
 
     def fail_soon(row: Errand) -> None:

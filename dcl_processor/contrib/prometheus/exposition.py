@@ -30,14 +30,7 @@ from prometheus_client.registry import Collector
 
 from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics.collector import (
-    AGES,
-    DURATIONS,
-    OUTCOMES,
-    Distribution,
-    Tally,
-    succeeded,
-)
+from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES, Distribution, Tally, succeeded
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.report import Report
 
