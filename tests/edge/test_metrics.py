@@ -29,7 +29,7 @@ import dcl_processor.contrib
 from dcl_processor import metrics, observers, registry
 from dcl_processor.contrib import prometheus
 from dcl_processor.contrib.prometheus import exposition
-from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile, parsed
+from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile
 from dcl_processor.management import metering
 from dcl_processor.metrics import Distribution, Tally, sent
 from dcl_processor.processes import pool
@@ -86,9 +86,18 @@ def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
 # --- counting
 
 
-def test_a_tally_comes_back_from_its_exposition() -> None:
-    tallies = {"shop.a": full(), "shop.b": Tally()}
-    assert parsed(exposition.text(exposition.families(tallies))) == tallies
+def written(**tallies: Tally) -> Any:
+    return samples(exposition.text(exposition.families(tallies)))
+
+
+def test_tallies_are_added_to_those_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "dcl.prom"
+    TextFile(path).add({"a": full(), "b": full()})
+    later, both = full(), full()
+    later.last_success = both.last_success = 1_800_000_000.0
+    TextFile(path).add({"c": full(), "a": later})
+    both.merge(full())
+    assert samples(path.read_text()) == written(a=both, b=full(), c=full())
 
 
 def test_a_value_at_a_bound_is_in_its_bucket() -> None:
@@ -158,7 +167,7 @@ def test_a_file_whose_lock_another_process_keeps_costs_no_run(
             flock(other, exposition.fcntl.LOCK_UN)
     (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
     assert f"another process has kept {path}.lock for 0.05 s" in told.getMessage()
-    assert parsed(path.read_text()) == {"shop.a": full()}
+    assert samples(path.read_text()) == written(**{"shop.a": full()})
 
 
 def test_commands_add_to_the_file(tmp_path: Path, manage: Manage) -> None:
@@ -187,15 +196,27 @@ def test_two_commands_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, range(40)))
-    assert parsed(path.read_text())["shop.a"].rows["processed"] == 200
+    assert rows(path.read_text(), "shop.a")["processed"] == 200
 
 
-@pytest.mark.parametrize("content", ["{", 'x{processor="a"} nothing', "\x00"])
+OTHER_BOUNDS = "\n".join(
+    f'{exposition.HANDLER}_bucket{{processor="shop.a",le="{bound}"}} 7.0'
+    for bound in ("9.0", "+Inf")
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", 'x{processor="a"} nothing', "\x00"),
+        f"# TYPE {exposition.HANDLER} histogram\n{OTHER_BOUNDS}\n",
+    ],
+)
 def test_a_file_with_other_contents_is_replaced(tmp_path: Path, content: str) -> None:
     path = tmp_path / "dcl.prom"
     path.write_text(content)
     TextFile(path).add({"shop.a": full()})
-    assert parsed(path.read_text()) == {"shop.a": full()}
+    assert samples(path.read_text()) == written(**{"shop.a": full()})
 
 
 def test_the_workers_of_a_command_are_counted_by_their_parent(

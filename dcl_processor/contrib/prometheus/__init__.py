@@ -14,7 +14,6 @@ folder ``monitoring``; a test compares them. A label never has a primary key, a 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -24,18 +23,17 @@ from django.http import HttpRequest, HttpResponse
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector as Source
+from prometheus_client.registry import Collector
 
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.insights import status as insights
 from dcl_processor.insights.answer import Answer, How, Moment
-from dcl_processor.metrics import Collector
 from dcl_processor.observers import Observer
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.registry import processors
 
-from .exposition import ProcessMetrics, Tallies
+from .exposition import ProcessMetrics
 
 __all__ = ["gauges_view", "register"]
 
@@ -44,23 +42,15 @@ _registered: Observer | None = None
 
 
 def register(registry: CollectorRegistry | None = None) -> None:
-    """Add the metrics of the runs in this process to a registry; call it once per process.
+    """Add the metrics of the runs in this process to a registry; a further call does nothing.
 
-    ``registry``: the client's global one by default.
-
-    In the client's multi-process mode, so if the variable ``PROMETHEUS_MULTIPROC_DIR`` is set, the
-    metrics are written to its files, and a further call does nothing.
+    ``registry``: the client's global one by default. In the client's multi-process mode, so if the
+    variable ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics are written to its files.
     """
     global _registered  # noqa: PLW0603  # one per process, as the client's registry is
     if _registered is not None:
         return
-    registry = REGISTRY if registry is None else registry
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        _registered = ProcessMetrics(registry)
-    else:
-        collector = Collector()
-        registry.register(Tallies(collector.snapshot))
-        _registered = collector
+    _registered = ProcessMetrics(REGISTRY if registry is None else registry)
     observers.add(_registered)
 
 
@@ -86,7 +76,7 @@ UNKNOWN = "dcl_processor_unknown_gauges"
 UNKNOWN_HELP = "Gauges that are absent because the database did not answer in time."
 
 
-class Gauges(Source):
+class Gauges(Collector):
     """Exposes what the database knows; reads it again when it is older than ``fresh_for`` seconds.
 
     ``seconds``: the time limit of each question. A gauge whose question was not answered is absent,

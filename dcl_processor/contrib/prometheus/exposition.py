@@ -90,10 +90,6 @@ class Tallies(Collector):
         """Yield the metrics."""
         return families(self._read())
 
-    def describe(self) -> Iterable[Metric]:
-        """Return the metrics without values, so that a registry refuses a second collector."""
-        return families({})
-
 
 def serve(
     tallies: Callable[[], Mapping[str, Tally]], address: str, port: int
@@ -114,13 +110,8 @@ def serve(
     return stop
 
 
-# --- the metrics of runs in this process, written to the client's own objects
-#
-# Only these work in the client's multi-process mode.
-
-
 class ProcessMetrics(Observer):
-    """Writes to the client's own metrics, which alone work in its multi-process mode."""
+    """Writes to the client's own metrics, which alone work in its multi-process mode, too."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         one = ["processor"]
@@ -158,6 +149,13 @@ class ProcessMetrics(Observer):
         if is_retried:
             self._retries.labels(name).inc()
 
+    def run_started(self, running: Running) -> None:
+        # With 0 from the beginning, because the first increase of a new series is not seen.
+        for outcome in OUTCOMES:
+            self._rows.labels(running.name, outcome)
+        self._retries.labels(running.name)
+        self._lost.labels(running.name)
+
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
         if error is None and succeeded(report):
             self._success.labels(running.name).set_to_current_time()
@@ -191,14 +189,12 @@ class TextFile:
         keeps its lock. A file with other contents is replaced.
         """
         with self._locked():
-            kept = self._read()
-            for name, tally in tallies.items():
-                kept.setdefault(name, Tally()).merge(tally)
-            write(self._path, families(kept))
+            write(self._path, added(families(tallies), self._read()))
 
-    def _read(self) -> dict[str, Tally]:
+    def _read(self) -> Mapping[str, Metric]:
         try:
-            return parsed(self._path.read_text(encoding="utf-8"))
+            text = self._path.read_text(encoding="utf-8")
+            return {each.name: each for each in text_string_to_metric_families(text)}
         except (FileNotFoundError, ValueError):
             return {}
 
@@ -219,6 +215,27 @@ class TextFile:
             yield
 
 
+def added(metrics: Iterable[Metric], before: Mapping[str, Metric]) -> Iterator[Metric]:
+    """Yield the metrics with those of before added to them: sums, and the later one of two times.
+
+    Buckets of other bounds, those of another version, are left out.
+    """
+    for metric in metrics:
+        own = [*metric.samples]
+        bounds = {each.labels.get("le") for each in own}
+        old = before[metric.name].samples if metric.name in before else []
+        if own and not {each.labels.get("le") for each in old} <= bounds:
+            old = []
+        found: dict[Any, Any] = {}
+        for sample in [*old, *own]:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            values = [sample.value, *([found[key].value] if key in found else ())]
+            value = max(values) if metric.name == LAST_SUCCESS else sum(values)
+            found[key] = sample._replace(value=value)
+        metric.samples = [*found.values()]
+        yield metric
+
+
 class _Given(Collector):
     """Has metrics, as a registry has them."""
 
@@ -237,39 +254,3 @@ def write(path: Path, metrics: Iterable[Metric]) -> None:
 def text(metrics: Iterable[Metric]) -> str:
     """Return metrics as an exposition."""
     return generate_latest(_Given(metrics)).decode().rstrip("\n")
-
-
-def parsed(text: str) -> dict[str, Tally]:
-    """Return the tallies of an exposition; raises ``ValueError`` for other text."""
-    found: dict[str, Tally] = {}
-    for metric in text_string_to_metric_families(text):
-        for sample in metric.samples:
-            name = sample.labels.get("processor")
-            if name is not None:
-                _put(found.setdefault(name, Tally()), metric, sample)
-    return found
-
-
-def _put(tally: Tally, metric: Metric, sample: Any) -> None:
-    distributions = {HANDLER: tally.handler, LOCK: tally.lock, AGE: tally.age}
-    match metric.name:
-        case name if name == ROWS:
-            tally.rows[sample.labels["outcome"]] += int(sample.value)
-        case name if name == RETRIES:
-            tally.retries += int(sample.value)
-        case name if name == LOST_LEASES:
-            tally.lost_leases += int(sample.value)
-        case name if name == LAST_SUCCESS:
-            tally.last_success = sample.value
-        case name if name in distributions:
-            _put_bucket(distributions[name], sample)
-
-
-def _put_bucket(values: Distribution, sample: Any) -> None:
-    """Take a bucket, whose count includes those of the buckets before it, or the sum."""
-    if sample.name.endswith("_sum"):
-        values.total = sample.value
-    elif sample.name.endswith("_bucket"):
-        bounds = [*map(str, values.bounds), "+Inf"]
-        place = bounds.index(sample.labels["le"])  # a ValueError: of a version with others
-        values.counts[place] = int(sample.value) - sum(values.counts[:place])
