@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from dcl_processor import steady as time
@@ -281,14 +280,9 @@ class Work:
 
 def looked(processor: str) -> None:
     """Take note that this host has looked for rows of a processor."""
-    table = Look.objects.using(alias())
-    own = table.filter(processor=processor, host=host())
-    if own.update(looked_at=DatabaseNow()):
-        return
-    try:
-        table.create(processor=processor, host=host(), looked_at=DatabaseNow())
-    except IntegrityError:  # another process of this host was first
-        own.update(looked_at=DatabaseNow())
+    Look.objects.using(alias()).update_or_create(
+        processor=processor, host=host(), defaults={"looked_at": DatabaseNow()}
+    )
 
 
 def host() -> str:

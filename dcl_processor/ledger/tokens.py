@@ -42,28 +42,36 @@ def take(name: str, rate: float, wanted: int, *, whole: bool = False) -> Grant:
 
     ``whole``: all of them, if one is free; the next windows pay for the rest.
     """
-    grant = Grant(0, 0.1)
+    # Seconds of a window, and its tokens. If these are not a whole number, some windows have one
+    # more, and all together the rate.
+    length, each = max(1.0, 1 / rate), max(1.0, rate)
+
+    def before(number: int) -> int:
+        """Return the tokens of all windows since 1970 before one."""
+        return math.floor(number * each)
+
     for _ in range(TRIES):
         found = _read(name)
         if found is None:
             ensure(name)
             continue
         now, window, used = found
-        windows = Windows(rate)
-        number = windows.at(now)
-        # Also those of the windows before, as far as they had no tokens for them.
-        spent = windows.left_of(used, since=window, before=number)
-        free = windows.tokens(number) - spent
+        number = math.floor(now / length)
+        # Also those of the windows before, as far as they had no tokens for them. A later window is
+        # one of another rate, or by a clock that went back.
+        is_known = window <= number
+        spent = max(0, used - (before(number) - before(window))) if is_known else 0
+        free = before(number + 1) - before(number) - spent
         if free <= 0:
-            return Grant(0, windows.wait(now, spent))
-        left = windows.wait(now, 0)
-        grant = Grant(wanted if whole else min(wanted, free), left)
+            paid = math.ceil((before(number) + spent + 1) / each) - 1
+            return Grant(0, max(number + 1, paid) * length - now)
+        tokens = wanted if whole else min(wanted, free)
         # Race: over the rate. Another worker may have taken tokens since they were read: then this
         # statement finds no row, and the tokens are read again.
         taken = row_of(name).filter(window=window, used=used)
-        if taken.update(window=number, used=spent + grant.tokens):
-            return grant
-    return Grant(0, min(grant.seconds, 0.1))
+        if taken.update(window=number, used=spent + tokens):
+            return Grant(tokens, (number + 1) * length - now)
+    return Grant(0, 0.1)
 
 
 def _read(name: str) -> tuple[float, int, int] | None:
@@ -71,42 +79,6 @@ def _read(name: str) -> tuple[float, int, int] | None:
     if row is None:  # emptied in this moment
         return None
     return utc(row[0]).timestamp(), row[1], row[2]
-
-
-class Windows:
-    """The windows of a rate, numbered from 1970 on."""
-
-    def __init__(self, rate: float) -> None:
-        #: Seconds of a window.
-        self.length = max(1.0, 1 / rate)
-        self._each = max(1.0, rate)
-
-    def at(self, now: float) -> int:
-        """Return the number of the window at a time."""
-        return math.floor(now / self.length)
-
-    def tokens(self, number: int) -> int:
-        """Return how many tokens a window has.
-
-        If that is not a whole number, some windows have one more, and all together the rate.
-        """
-        return self._before(number + 1) - self._before(number)
-
-    def _before(self, number: int) -> int:
-        return math.floor(number * self._each)
-
-    def left_of(self, used: int, *, since: int, before: int) -> int:
-        """Return which of the tokens that were taken since a window later ones have to pay."""
-        if since > before:
-            return 0  # of another rate, whose windows were shorter, or by a clock that went back
-        return max(0, used - (self._before(before) - self._before(since)))
-
-    def wait(self, now: float, spent: int) -> float:
-        """Return the seconds until a window with a free token, from the next one on."""
-        first = self.at(now)
-        enough = math.ceil((self._before(first) + spent + 1) / self._each) - 1
-        number = max(first + 1, enough)
-        return number * self.length - now
 
 
 class Tokens:
