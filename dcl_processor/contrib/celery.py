@@ -96,8 +96,7 @@ def run(
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
-        _check(timeout=timeout, **{name: own[name] for name in CHECKED})
-        _check_workers(workers)
+        _check(workers, timeout=timeout, **{name: own[name] for name in CHECKED})
         needed = _needed(processor, workers, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
@@ -156,8 +155,7 @@ def every(
     for option, value in parameters.items():
         if isinstance(value, timedelta):  # a message cannot carry one
             parameters[option] = seconds(value)
-    _check(**{name: value for name, value in parameters.items() if name in CHECKED})
-    _check_workers(workers)
+    _check(workers, **{name: value for name, value in parameters.items() if name in CHECKED})
     kwargs = {"workers": workers, "timeout": timeout, **parameters}
     options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
     return {
@@ -221,9 +219,15 @@ def _hand_over(
 
 
 def _check(
-    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = None
+    workers: Any,
+    *,
+    limit: Any = None,
+    timeout: Any = None,
+    wait_for_locked: Any = 0,
+    concurrency: Any = None,
 ) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
+    expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
     if concurrency is not None:
         limits.check_concurrency(concurrency)
     limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
@@ -251,10 +255,6 @@ def _interval(schedule: Any) -> float | None:
     """Return the seconds between two beats, or ``None`` if the schedule depends on the calendar."""
     is_interval = is_number(schedule) or isinstance(schedule, timedelta)
     return expect_seconds("expected schedule", schedule, above_zero=True) if is_interval else None
-
-
-def _check_workers(workers: Any) -> None:
-    expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
 
 
 def _refuse_unless_allowed(name: str, using: str | None) -> None:

@@ -48,9 +48,9 @@ LATE = 0.5
 #: Seconds without a question after a late answer, or none: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 60.0
 
-#: Seconds after those of the patience after which a thread without an answer is replaced; seconds
-#: between two replacements, and the most threads that were replaced and have not ended.
-DEAD_AFTER, REPLACE_EVERY, MOST_REPLACED = 30.0, 60.0, 2
+#: Seconds after those of the patience after which a thread without an answer is replaced, and the
+#: most threads that were replaced and have not ended: each of them may have a connection.
+DEAD_AFTER, MOST_REPLACED = 30.0, 2
 
 #: Seconds between two warnings that the ledger cannot be used.
 WARN_EVERY = 300.0
@@ -91,7 +91,6 @@ class Desk:
         self._line: _Line | None = None
         #: Those that were replaced, as long as they have not ended.
         self._replaced: list[_Line] = []
-        self._replaced_at = -REPLACE_EVERY
         self._warned = -WARN_EVERY
         self._next_try = 0.0
         self._pause = 0.0
@@ -162,15 +161,13 @@ class Desk:
         Nothing in this process can end the wait for an answer of a dead connection.
         """
         with self._lock:
-            line, now = self._line, time.monotonic()
+            line = self._line
             if line is None or line.busy_for < self._patience + DEAD_AFTER:
                 return
             self._replaced = [each for each in self._replaced if each.is_alive()]
-            if now - self._replaced_at < REPLACE_EVERY or len(self._replaced) >= MOST_REPLACED:
-                return  # each of them may have a connection
-            self._replaced.append(line)
-            self._replaced_at = now
-            self._start()
+            if len(self._replaced) < MOST_REPLACED:
+                self._replaced.append(line)
+                self._start()
 
     def close(self) -> None:
         """Do what is left, and end the thread."""

@@ -111,7 +111,7 @@ class Ledger:
         if is_own or command is None:
             command = self._begin("code", [name])
         elif (orders := self.orders.get(name)) is None or orders.age > 2 * POLL:
-            self._read([name])
+            self.read([name])
         if processor.rate is not None or processor.breaker is not None:
             with suppress(UnreachableError):
                 self.desk.call(lambda: ensure(name))
@@ -237,14 +237,15 @@ class Ledger:
             work.stops = orders.stops
         return orders.stops > work.stops
 
-    def read_again(self, name: str) -> None:
-        """Read the orders of a processor now; without an answer the last ones stay."""
-        self._read([name])
+    def read(self, names: Collection[str]) -> None:
+        """Read the orders of processors now; without an answer the last ones stay."""
+        with suppress(UnreachableError):
+            self._note(self.desk.call(lambda: read_orders(names)))
 
     # --- inside
 
     def _begin(self, kind: str, names: Collection[str]) -> Record:
-        self._read(names)
+        self.read(names)
         works = {}
         for name in names:
             orders = self.orders.get(name)
@@ -260,11 +261,6 @@ class Ledger:
         with self._lock:
             self._records.append(record)
         return record
-
-    def _read(self, names: Collection[str]) -> None:
-        # Without an answer, the last known state holds: paused, or not.
-        with suppress(UnreachableError):
-            self._note(self.desk.call(lambda: read_orders(names)))
 
     def _note(self, found: Mapping[str, Orders]) -> None:
         """Take note of the orders that were read."""

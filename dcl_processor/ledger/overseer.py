@@ -67,37 +67,33 @@ class RunOverseer:
     def _call(self, do: Callable[[], T]) -> T:
         return self._ledger.desk.call(do)
 
-    def _read_again(self) -> None:
-        self._ledger.read_again(self._name)
-
     @property
     def _orders(self) -> Orders | None:
         return self._ledger.orders.get(self._name)
 
     def must_stop(self) -> bool:
         """Return whether no row may start, also within a batch."""
-        orders = self._ledger.orders.get(self._name)
+        orders = self._orders
         if orders is None:
             return False
-        is_stopped = orders.stops != self.work.stops and self._ledger.is_stopped(self.work)
-        if orders.is_paused or is_stopped:
+        if orders.is_paused or self._ledger.is_stopped(self.work):
             return True
         return self._breaker is not None and self._probe == "no" and orders.opens_in is not None
 
     def hold(self) -> Hold | None:
         """Return why no row may start now; called outside any transaction of the run."""
-        orders = self._ledger.orders.get(self._name)
+        orders = self._orders
         if orders is None:
             return None
         if orders.age > POLL:
             if is_inline():  # there is no thread that reads
-                self._read_again()
+                self._ledger.read([self._name])
                 orders = self._orders or orders
             else:
                 self._ledger.desk.relieve()
         if orders.is_paused:
             return Hold("paused")
-        if orders.stops != self.work.stops and self._ledger.is_stopped(self.work):
+        if self._ledger.is_stopped(self.work):
             return Hold("operator")
         if self._breaker is not None and (hold := self._hold_of_breaker(orders)) is not None:
             return hold
@@ -123,7 +119,7 @@ class RunOverseer:
                 self._probe = "free" if take else "no"
                 # From before the question: the table's time is later.
                 self._probe_until = now + control.PROBE_FOR
-                self._read_again()
+                self._ledger.read([self._name])
         if self._probe == "free" or (self._orders or orders).opens_in is None:
             return None
         # Another worker tries a row, which may take long.
@@ -192,7 +188,7 @@ class RunOverseer:
         # At once and not with the next poll: the next row depends on it.
         with suppress(UnreachableError):
             self._call(change)
-            self._read_again()
+            self._ledger.read([self._name])
 
     def tick(self) -> None:
         """Do what a breaker needs once a second; the thread of the ledger calls it."""

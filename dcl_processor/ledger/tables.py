@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, overload
+from typing import Any, TypeVar
 
 from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import QuerySet
@@ -17,6 +17,8 @@ from dcl_processor.exceptions import LedgerLocked
 from dcl_processor.locking.row_locks import lock_timeout
 
 from .models import Control
+
+Time = TypeVar("Time", bound=datetime | None)
 
 #: Seconds that a statement of an order waits for a lock of another session.
 LOCK_WAIT = 10.0
@@ -65,16 +67,13 @@ def ensure(name: str) -> None:
         Control.objects.using(alias()).create(processor=name)
 
 
-@overload
-def utc(at: datetime) -> datetime: ...
-@overload
-def utc(at: datetime | None) -> datetime | None: ...
-def utc(at: datetime | None) -> datetime | None:
+def utc(at: Time) -> Time:
     """Return a time of the ledger in UTC."""
     if at is None:
-        return None
-    aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
-    return aware.astimezone(UTC)
+        return at
+    zone = timezone.get_default_timezone()
+    aware: Any = timezone.make_aware(at, zone) if at.tzinfo is None else at
+    return aware.astimezone(UTC)  # type: ignore[no-any-return]  # a datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ def overseer(ledger: Ledger) -> Iterator[Any]:
 
 def test_a_run_whose_try_another_one_has_taken_starts_no_row(ledger: Ledger, overseer: Any) -> None:
     half_open()
-    ledger.read_again(NAME)
+    ledger.read([NAME])
     assert overseer.hold() is None
     Control.objects.update(probe=uuid4())
     overseer.tick()
@@ -255,7 +255,7 @@ def test_a_row_that_started_before_is_not_taken_for_the_one_that_is_tried(
     """It may end while the other one is at work: one more row would be tried, or all of them."""
     assert (overseer.hold(), overseer.take(1)) == (None, 1)
     half_open()
-    ledger.read_again(NAME)
+    ledger.read([NAME])
     hold = overseer.hold()
     assert (hold.stopped, hold.wait) == ("breaker", LOOK)
     overseer.note("processed")
@@ -273,7 +273,7 @@ def test_an_interrupt_while_its_try_is_given_up_ends_the_run_in_the_ledger(
     ensure(NAME)
     overseer = ledger.of_run(processor(the.ignore), _NoCounts(), hands_out=False)
     half_open()
-    ledger.read_again(NAME)
+    ledger.read([NAME])
     assert overseer.hold() is None
 
     def interrupt(*_: Any) -> None:
@@ -306,7 +306,7 @@ if SENDS_SEVERAL:  # elsewhere each COMMIT is sent at once
             real(self)
             if waited and len(handled) == 4:
                 Control.objects.filter(processor=NAME).update(**opened)
-                ledger.read_again(NAME)
+                ledger.read([NAME])
 
         monkeypatch.setattr(Lane, "settle", settle)
         report = processor(lambda row: handled.append(row.pk)).run(timeout=20)

@@ -103,7 +103,7 @@ def test_a_pause_lets_the_row_at_hand_end_and_starts_no_other(ledger: Ledger) ->
 
     def handle(row: Errand) -> None:
         the.elsewhere(lambda: api.pause(NAME))
-        ledger.read_again(NAME)
+        ledger.read([NAME])
 
     assert_run(processor(handle, MAKE, batch_size=3)(), processed=1, stopped="paused")
     assert done() == 1
@@ -116,7 +116,7 @@ def test_stop_ends_what_is_at_work_and_nothing_that_begins_later(ledger: Ledger)
 
     def handle(row: Errand) -> None:
         the.elsewhere(lambda: api.stop(NAME, by="anna"))
-        ledger.read_again(NAME)
+        ledger.read([NAME])
 
     report = processor(handle, MAKE)()
     assert_run(report, processed=1, stopped="operator")
