@@ -53,19 +53,6 @@ MOST, CHUNK, MOST_CHARACTERS = 50_000, 500, 1_500_000
 BUDGET = 5.0
 
 
-@dataclass(slots=True)
-class Choosing:
-    """The rows that an action will take, by key with the digests of their marks.
-
-    ``left``: how many rows the action would leave as they are, by reason; ``has_more``: whether
-    there are more rows.
-    """
-
-    rows: dict[Any, str] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)
-    has_more: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which rows an operator wants: those of a state, perhaps of one class of error, or of keys."""
@@ -105,12 +92,12 @@ class KeysChooser(Chooser):
 
 def choose(
     processor: BatchProcessor[Any],
-    action: Action,
+    action: str,
     wanted: Wanted,
     keys: Sequence[Any] | None = None,
     *,
     values: dict[str, Any] | None = None,
-) -> Choosing:
+) -> Plan:
     """Look at the rows until the time is used up, and return what an action would do with them.
 
     ``keys``: those that a person picked; of a state all rows are looked at, in the order of keys.
@@ -119,7 +106,7 @@ def choose(
     end = time.monotonic() + BUDGET
     question = rows.question_of(processor, None)
     among = wanted.among(processor, question)
-    found = Choosing()
+    plan = Plan(processor.name, action, wanted)
     if keys is None:
         among = question.table.none() if among is None else among
         with reading(question.using, BUDGET):
@@ -127,23 +114,23 @@ def choose(
             keys = list(dict.fromkeys(read))
     characters = 0
     for some in chunks(keys):
-        if len(found.rows) >= MOST or found.has_more or time.monotonic() > end:
-            found.has_more = True
+        if len(plan.rows) >= MOST or plan.has_more or time.monotonic() > end:
+            plan.has_more = True
             break
         chooser = KeysChooser(processor, question, options(values), some, among)
         with reading(question.using, BUDGET):
-            choice = chooser.choice(action)
+            choice = chooser.choice(plan.act)
         for pk, digest in choice.rows.items():
             characters += len(json.dumps([key_text(pk), digest])) + 1
             if characters > MOST_CHARACTERS:
-                found.has_more = True
+                plan.has_more = True
                 break
-            found.rows[pk] = digest
+            plan.rows[pk] = digest
         for why, pks in choice.left.items():
-            found.left[why] = found.left.get(why, 0) + len(pks)
-    if len(keys) > MOST:
-        found.has_more = True
-    return found
+            plan.left[why] = plan.left.get(why, 0) + len(pks)
+    plan.has_more |= len(keys) > MOST
+    plan.total = len(plan.rows)
+    return plan
 
 
 def options(values: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
@@ -252,16 +239,17 @@ class Plan:
 
     ``rows``: their keys, each with the digest of the row's marks as it was shown; ``total``: the
     rows that were confirmed; ``done``: those written to; ``left``: how many were left as they are,
-    by reason.
+    by reason; ``has_more``: whether there were more rows than one confirmation takes.
     """
 
     name: str
     action: str
     wanted: Wanted
-    rows: dict[Any, str]
-    total: int
+    rows: dict[Any, str] = field(default_factory=dict)
+    total: int = 0
     done: int = 0
     left: dict[str, int] = field(default_factory=dict)
+    has_more: bool = False
 
     def signed(self, user: Any) -> str:
         """Return the plan as a text that only this user can send back."""
