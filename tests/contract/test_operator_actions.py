@@ -13,7 +13,6 @@ from uuid import uuid4
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -112,33 +111,6 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     said = f"leaves 1 row as it is ({young.pk}): leased by a worker, claimed less than 60 s ago"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
-
-
-@pytest.mark.parametrize(
-    ("chosen", "changed"),
-    [
-        ({"claimed": True, "claimed_at": hours_ago(1)}, {"done": True, "claimed_at": None}),
-        ({}, {"claimed": True, "claimed_at": Now()}),
-    ],
-    ids=["settled", "claimed"],
-)
-def test_requeue_asks_under_the_lock_what_a_worker_has_done_since(
-    chosen: dict[str, Any], changed: dict[str, Any]
-) -> None:
-    """Interleaving: the row is chosen; a worker settles or claims it; then it is locked."""
-    row, other = the.errands(2)
-    table = Errand.objects.filter(pk=row.pk)
-    table.update(**chosen)
-
-    def change() -> None:
-        the.elsewhere(lambda: table.update(**changed))
-
-    with before_statement(is_lock, change):
-        assert processor().requeue(Errand.objects.all()) == 1
-    said = the.state(row)
-    assert said["claimed"]
-    assert (said["done"], said["claimed_at"]) in {(True, False), (False, True)}
-    assert the.untouched(other)
 
 
 @pytest.mark.parametrize("act", ["mark_done", "discard"])

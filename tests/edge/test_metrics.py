@@ -489,7 +489,7 @@ def test_a_run_without_the_options_imports_no_metrics_answers_ledger_or_page() -
         "import sys, django; django.setup()\n"
         "from django.core.management import call_command\n"
         "call_command('processors', 'run', 'warehouse.deliver')\n"
-        "print(*[each for each in sys.modules if each.startswith(('prometheus_client', "
+        "print(*[each for each in sys.modules if each.startswith(('celery', 'prometheus_client', "
         "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib', "
         "'dcl_processor.insights', 'dcl_processor.ledger', 'dcl_processor.admin_page'))])"
     )

@@ -19,7 +19,7 @@ from dcl_processor.ledger import ledger as process
 from dcl_processor.ledger import orders, tokens
 from dcl_processor.ledger.desk import UnreachableError
 from dcl_processor.ledger.ledger import Ledger
-from dcl_processor.ledger.models import Control, Look, RecordedRun
+from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.ledger.tokens import Grant, Tokens
 from dcl_processor.runner import limits
@@ -184,19 +184,6 @@ def test_a_ledger_that_cannot_be_read_leaves_the_last_known_state(
     else:
         api.pause(NAME)
         assert_run(processor()(), processed=1)
-
-
-def test_a_ledger_without_tables_costs_a_warning_and_no_row(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As before ``migrate``: nothing was ever known, and rows are handled."""
-    the.errands(1)
-    table = "no_such_table"
-    for model in (Control, RecordedRun, Look):
-        monkeypatch.setattr(model._meta, "db_table", table)
-    assert_run(processor()(), processed=1)
-    assert "the ledger cannot be used, and its last known state holds" in caplog.text
-    assert len([each for each in caplog.records if "the ledger" in each.message]) == 1
 
 
 def test_an_order_needs_a_name_that_the_ledger_can_keep() -> None:

@@ -61,18 +61,6 @@ def test_a_run_is_one_row_with_its_counts_and_its_end() -> None:
     assert api.history("shop.other") == []
 
 
-def test_the_error_that_ends_a_run_is_kept_masked_and_in_one_line() -> None:
-    the.errands(1)
-
-    def throttle() -> None:
-        raise LookupError("no quota at postgres://anna:geheim@db/shop\nnow")
-
-    with pytest.raises(LookupError):
-        processor(the.ignore, throttle=throttle)()
-    kept = RecordedRun.objects.get().error
-    assert kept == "LookupError: no quota at postgres://anna:***@db/shop now"
-
-
 def test_an_interrupt_at_the_end_of_a_run_is_its_recorded_end(ledger: Ledger) -> None:
     """Its thread would write the run as one that is under way, for as long as the process lives."""
     the.errands(1)
@@ -438,13 +426,16 @@ def test_an_end_that_would_fail_again_is_tried_once(
 
 
 def test_no_end_is_tried_again_where_tables_are_missing(
-    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """As before ``migrate``: nothing was ever known, rows are handled, and there is one warning."""
     the.errands(1)
     for model in (Control, RecordedRun, Look):
         monkeypatch.setattr(model._meta, "db_table", "no_such_table")
     assert_run(processor()(), processed=1)
     assert seconds == []
+    (told,) = [each.message for each in caplog.records if "the ledger" in each.message]
+    assert "the ledger cannot be used, and its last known state holds" in told
 
 
 def test_a_worker_without_a_heartbeat_is_shown_as_lost_and_nothing_else_happens() -> None:
