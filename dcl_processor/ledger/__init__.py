@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .orders import ALL, pause, resume, run_now, stop
-    from .records import RecordedAction, actions, history, prune
-    from .standing import State, state, states
+    from .records import RecordedAction, State, actions, history, prune, state, states
 
 # Imported when they are used, because Django imports this module before there are models.
 _MODULES = {
     "ALL": "orders",
     "RecordedAction": "records",
-    "State": "standing",
+    "State": "records",
     "actions": "records",
     "history": "records",
     "pause": "orders",
     "prune": "records",
     "resume": "orders",
     "run_now": "orders",
-    "state": "standing",
-    "states": "standing",
+    "state": "records",
+    "states": "records",
     "stop": "orders",
 }
 

@@ -36,8 +36,7 @@ from dcl_processor.contrib import celery, otel, prometheus
 from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
-from dcl_processor.ledger.records import Recorded, RecordedAction
-from dcl_processor.ledger.standing import Pause, State
+from dcl_processor.ledger.records import Pause, Recorded, RecordedAction, State
 from dcl_processor.management.commands.processors import MODULES, Command
 from dcl_processor.processor import RunParameters
 from dcl_processor.report import DryRun, Failure
