@@ -106,7 +106,8 @@ def to_mark_done(
 ) -> Write:
     """Return what ``mark_done()`` writes, and to which rows."""
     question = _check_rows(processor, rows, "mark_done")
-    done = with_cleared_retry(processor, _flip_of(processor, values, question.model))
+    flip = _values(processor, "mark_done", "done", values, question.model)
+    done = with_cleared_retry(processor, flip)
     _refuse_indistinct(processor, "mark_done")
     unchecked = "" if values is None else "mark_done"
     condition = Q() if force else is_given_up(processor, question)
@@ -174,7 +175,7 @@ def to_discard(
 ) -> Write:
     """Return what ``discard()`` writes, and to which rows."""
     question = _check_rows(processor, rows, "discard")
-    dead_letter = _dead_letter_of(processor, values, question.model)
+    dead_letter = _values(processor, "discard", "failed", values, question.model)
     _refuse_indistinct(processor, "discard")
     retry = processor.retry
     if retry is not None:
@@ -189,31 +190,18 @@ def to_discard(
     return Write(processor, question, rows, unsettled, dead_letter, unchecked)
 
 
-def _dead_letter_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
-    """Return the operator's values for rows that are given up on, or else ``failed``."""
-    if values is not None:
-        return _checked(processor, values, model, "discard")
-    if processor.failed is None:
-        raise InvalidOption(
-            f"{processor.name}: expected discard(rows, values={{…}}) where failed=… is not a "
-            "mapping, got no values; pass the values that take a row out of pending."
-        )
-    return processor.failed
-
-
-def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
-    """Return the operator's values that take a claimed row out of pending, or else ``done``."""
+def _values(
+    processor: Definition[Any], method: str, option: str, values: Any, model: type[Model]
+) -> Values:
+    """Return the operator's values that take a row out of ``pending``, or those of the option."""
+    own: Values | None = getattr(processor, option)
     if values is None:
-        if processor.done is None:
+        if own is None:
             raise InvalidOption(
-                f"{processor.name}: expected mark_done(rows, values={{…}}) where done=… is not a "
-                "mapping, got no values; pass the values that take a row out of pending."
+                f"{processor.name}: expected {method}(rows, values={{…}}) where {option}=… is not "
+                "a mapping, got no values; pass the values that take a row out of pending."
             )
-        return processor.done
-    return _checked(processor, values, model, "mark_done")
-
-
-def _checked(processor: Definition[Any], values: Any, model: type[Model], method: str) -> Values:
+        return own
     if not isinstance(values, Mapping) or not values:
         raise InvalidOption(
             f"{processor.name}: expected {method}()'s values to be a mapping of column names to "
