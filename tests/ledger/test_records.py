@@ -31,7 +31,6 @@ from dcl_processor.worker import this_user
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
-from tests.ledger.failing import failing
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -362,6 +361,23 @@ def test_a_worker_that_has_sent_its_end_sends_no_earlier_state_after_it() -> Non
     work.flush(is_last=True)
     work.flush()
     assert [each.is_last for each in sent] == [True]
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch, times: float, error: type[Exception] = OperationalError
+) -> list[Work]:
+    """Let the first tries to write the end of a record fail; return the tries."""
+    real, tries = Work.flush, []
+
+    def flush(work: Work, *, is_last: bool = False) -> None:
+        if is_last:
+            tries.append(work)
+            if len(tries) <= times:
+                raise error("terminating connection")
+        real(work, is_last=is_last)
+
+    monkeypatch.setattr(Work, "flush", flush)
+    return tries
 
 
 @pytest.fixture
