@@ -16,18 +16,9 @@ if TYPE_CHECKING:
 
 # Imported when they are used, because Django imports this module before there are models.
 _MODULES = {
-    "ALL": "orders",
-    "RecordedAction": "records",
-    "State": "records",
-    "actions": "records",
-    "history": "records",
-    "pause": "orders",
-    "prune": "records",
-    "resume": "orders",
-    "run_now": "orders",
-    "state": "records",
-    "states": "records",
-    "stop": "orders",
+    **dict.fromkeys(("ALL", "pause", "resume", "run_now", "stop"), "orders"),
+    **dict.fromkeys(("RecordedAction", "State", "actions", "history", "prune"), "records"),
+    **dict.fromkeys(("state", "states"), "records"),
 }
 
 __all__ = [

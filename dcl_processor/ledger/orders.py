@@ -75,7 +75,6 @@ def pause(
         "reason": printable(reason)[:TEXT],
         "revision": F("revision") + 1,
     }
-    ensure(name)
     return _change(name, values, free) > 0
 
 
@@ -93,7 +92,6 @@ def resume(processor: Subject, *, by: str = "") -> bool:
     is_open = Q(open_until__isnull=False)
     closed = {**CLOSED, **_ordered(by)}
     values = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    ensure(name)
     changed = _change(
         name, {**values, "revision": F("revision") + 1, **closed}, is_paused | is_open
     )
@@ -109,7 +107,6 @@ def stop(processor: Subject, *, by: str = "") -> None:
     as for ``pause()``.
     """
     name = name_of(processor)
-    ensure(name)
     _change(name, {"stops": F("stops") + 1, **_ordered(by)})
 
 
@@ -123,7 +120,6 @@ def run_now(processor: Subject, *, by: str = "") -> None:
     # First, or a watch that is woken in between would find the breaker open.
     for each in _breakers(name):
         _change(each, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
-    ensure(name)
     _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
     if isinstance(processor, BatchProcessor):
         notify.wake(processor)
@@ -145,6 +141,7 @@ def _breakers(name: str) -> list[str]:
 
 def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:
     """Change the row of a processor by one statement; return how many were changed: 1 or 0."""
+    ensure(name)
     with waiting_for(name):
         return row_of(name).filter(condition or Q()).update(**values)
 

@@ -59,12 +59,9 @@ def waiting_for(name: str) -> Iterator[None]:
 
 def ensure(name: str) -> None:
     """Make the row of a processor, if there is none."""
-    with waiting_for(name):
-        if row_of(name).exists():
-            return
-    # Another worker, or an operator, may make it at the same time.
-    with suppress(IntegrityError), waiting_for(name), transaction.atomic(using=alias()):
-        Control.objects.using(alias()).create(processor=name)
+    # Another worker, or an operator, may make it at the same time, and an older snapshot lack it.
+    with suppress(IntegrityError), waiting_for(name):
+        Control.objects.using(alias()).get_or_create(processor=name)
 
 
 def utc(at: Time) -> Time:
