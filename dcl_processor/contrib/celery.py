@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -176,22 +175,19 @@ def polite_stop() -> Iterator[Stop]:
     transactions are rolled back.
     """
     stop = _Stop()
-    previous: dict[signal.Signals, Any] = {}
-
-    def time_is_up(*_: Any) -> None:
-        stop.set()
-
-    def terminated(signum: int, frame: FrameType | None) -> None:
-        if stop.terminated:
-            _hand_over(signum, frame, previous[signal.Signals(signum)])
-        stop.terminated = True
-        stop.set()
-
+    previous: dict[int, Any] = {}
     # Outside the pool, such as in the worker's main process, other code handles these signals.
     is_in_pool = hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
     if is_in_pool and threading.current_thread() is threading.main_thread():
-        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, time_is_up)
-        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminated)
+        previous = {each: signal.getsignal(each) for each in (signal.SIGUSR1, signal.SIGTERM)}
+
+    def asked(signum: int, _: FrameType | None) -> None:
+        stop.set()
+        if signum == signal.SIGTERM:
+            signal.signal(signum, previous[signum])  # for the second one
+
+    for signum in previous:
+        signal.signal(signum, asked)
     try:
         yield stop
     finally:
@@ -200,22 +196,8 @@ def polite_stop() -> Iterator[Stop]:
 
 
 class _Stop(Stop):
-    terminated = False
-
     def is_set(self) -> bool:
         return super().is_set() or bool(_shutting_down[0])
-
-
-def _hand_over(
-    signum: int,
-    frame: FrameType | None,
-    before: Callable[[int, FrameType | None], Any] | signal.Handlers,
-) -> None:
-    if callable(before):
-        before(signum, frame)
-        return
-    signal.signal(signum, before)
-    os.kill(os.getpid(), signum)
 
 
 def _check(
