@@ -12,7 +12,7 @@ from uuid import uuid4
 from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
 from dcl_processor.diagnosis import describe
-from dcl_processor.oversight import Counts, Progress
+from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
 
 from .desk import POLL, Desk, UnreachableError, is_inline
@@ -26,6 +26,7 @@ from .tokens import Grant, Tokens, take
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
+    from dcl_processor.runner.counters import Counters
 
 #: Seconds between two notes of a process that it has looked for rows of a processor.
 LOOK_EVERY = 5.0
@@ -103,7 +104,9 @@ class Ledger:
 
     # --- what runs and commands call
 
-    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> RunOverseer:
+    def of_run(
+        self, processor: Definition[Any], counts: Counters, *, hands_out: bool
+    ) -> RunOverseer:
         """Return the overseer of a run that begins; a hand-out is not recorded."""
         name = name_of(processor.name)
         command: Record | None = getattr(self._own, "command", None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 from dcl_processor import steady as time
-from dcl_processor.oversight import Counts, Hold
+from dcl_processor.oversight import Hold
 from dcl_processor.report import Report
 
 from . import orders as control
@@ -18,6 +18,7 @@ from .recording import Work
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
+    from dcl_processor.runner.counters import Counters
 
     from .ledger import Ledger, Record
 
@@ -37,7 +38,7 @@ class RunOverseer:
         self,
         ledger: Ledger,
         processor: Definition[Any],
-        counts: Counts,
+        counts: Counters,
         work: Work,
         record: Record | None,
         *,

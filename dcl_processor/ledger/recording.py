@@ -14,18 +14,21 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from django.db.models import QuerySet
 
 from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
-from dcl_processor.oversight import Counts, Progress
+from dcl_processor.oversight import Progress
 from dcl_processor.report import COUNTS
 
 from .models import HOST, Look, RecordedRun
 from .tables import alias
+
+if TYPE_CHECKING:
+    from dcl_processor.runner.counters import Counters
 
 #: The counts that are kept, and those that are rows which a handler was called for.
 KEPT = (*COUNTS, "to_retry")
@@ -49,7 +52,7 @@ class Done:
     handler_seconds: float = 0.0
     slowest: float = 0.0
 
-    def add(self, other: Counts | Progress | Done) -> None:
+    def add(self, other: Counters | Progress | Done) -> None:
         """Add what another one has done."""
         # By name, because a run may add a name meanwhile.
         self.counts.update({name: number for name in KEPT if (number := other.counts.get(name, 0))})
@@ -77,7 +80,7 @@ class Work:
     send: Callable[[str, Progress], None] | None = None
     #: Runs that have ended, and those under way, with their begin.
     _ended: Done = field(default_factory=Done)
-    _live: list[tuple[float, Counts]] = field(default_factory=list)
+    _live: list[tuple[float, Counters | Done]] = field(default_factory=list)
     _workers: dict[int, Progress] = field(default_factory=dict)
     #: What workers had done that have a successor.
     _workers_before: dict[int, Done] = field(default_factory=dict)
@@ -125,11 +128,11 @@ class Work:
             living = [each.seen for each in self._living().values()]
             self.seen = min([*self._starting.values(), *living], default=seen)
 
-    def begin(self, counts: Counts) -> None:
+    def begin(self, counts: Counters | Done) -> None:
         """Take note of a run that begins."""
         self._live.append((time.monotonic(), counts))
 
-    def end(self, counts: Counts) -> None:
+    def end(self, counts: Counters | Done) -> None:
         """Take note of a run that has ended."""
         with self._lock:
             for each in [each for each in self._live if each[1] is counts]:

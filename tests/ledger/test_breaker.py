@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +19,7 @@ from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.overseer import LOOK
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.oversight import Hold
+from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -225,16 +226,12 @@ def test_a_run_that_could_not_renew_its_try_in_time_starts_no_row(
     assert_run(processor(the.ignore)(), stopped="breaker")
 
 
-class _NoCounts:
-    counts: Mapping[str, int] = {}
-    handler_seconds = slowest = 0.0
-
-
 @pytest.fixture
 def overseer(ledger: Ledger) -> Iterator[Any]:
     """Give the overseer of a run that is at work."""
     ensure(NAME)
-    found = ledger.of_run(processor(the.ignore), _NoCounts(), hands_out=False)
+    run = processor(the.ignore)
+    found = ledger.of_run(run, Counters(run), hands_out=False)
     yield found
     found.end(Report(name=NAME), None)
 
@@ -271,7 +268,8 @@ def test_an_interrupt_while_its_try_is_given_up_ends_the_run_in_the_ledger(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure(NAME)
-    overseer = ledger.of_run(processor(the.ignore), _NoCounts(), hands_out=False)
+    run = processor(the.ignore)
+    overseer = ledger.of_run(run, Counters(run), hands_out=False)
     half_open()
     ledger.read([NAME])
     assert overseer.hold() is None

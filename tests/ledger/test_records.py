@@ -25,7 +25,7 @@ from dcl_processor.ledger import desk, recording, records
 from dcl_processor.ledger import ledger as module
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, Look, OperatorAction, RecordedRun
-from dcl_processor.ledger.recording import Work
+from dcl_processor.ledger.recording import Done, Work
 from dcl_processor.oversight import Progress
 from dcl_processor.worker import this_user
 from tests.contract.support import errands as the
@@ -134,13 +134,6 @@ def test_a_handler_that_takes_long_is_shown_while_it_works(ledger: Ledger) -> No
     assert [each.state for each in api.history(NAME)] == ["finished"]
 
 
-class _Counts:
-    handler_seconds = slowest = 0.0
-
-    def __init__(self, counts: Counter[str]) -> None:
-        self.counts = counts
-
-
 def _lasted(found: Any) -> float:
     seconds: float = (found.finished_at - found.started_at).total_seconds()
     return seconds
@@ -201,14 +194,14 @@ def test_a_call_for_several_rows_is_one_call() -> None:
 
 def test_a_run_that_only_met_rows_of_other_workers_is_not_recorded() -> None:
     work = Work(NAME, "run")
-    work.end(_Counts(Counter(stale=3)))
+    work.end(Done(Counter(stale=3)))
     work.flush(is_last=True)
     assert RecordedRun.objects.count() == 0
 
 
 def test_a_row_is_not_written_again_while_nothing_changes(monkeypatch: Any) -> None:
     work = Work(NAME, "watch")
-    work.end(_Counts(Counter(processed=1)))
+    work.end(Done(Counter(processed=1)))
     work.flush()
     before = RecordedRun.objects.get()
     work.flush()
@@ -220,7 +213,7 @@ def test_a_row_is_not_written_again_while_nothing_changes(monkeypatch: Any) -> N
 
 def test_an_earlier_state_that_comes_late_leaves_the_end_as_it_is() -> None:
     """Forced: the counts are read, then another thread writes the end, then they are sent."""
-    counts = _Counts(Counter(processed=1))
+    counts = Done(Counter(processed=1))
     work = Work(NAME, "run")
     work.begin(counts)
     work.flush()
@@ -250,7 +243,7 @@ def test_an_earlier_state_that_comes_late_leaves_the_end_as_it_is() -> None:
 
 def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end() -> None:
     work = Work(NAME, "run")
-    work.end(_Counts(Counter(processed=1)))
+    work.end(Done(Counter(processed=1)))
 
     def lost(execute: Any, *rest: Any) -> Any:
         execute(*rest)
@@ -264,7 +257,7 @@ def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end() -> N
 
 def test_a_record_whose_first_write_failed_is_written_later() -> None:
     work = Work(NAME, "run")
-    work.end(_Counts(Counter(processed=1)))
+    work.end(Done(Counter(processed=1)))
 
     def cut(execute: Any, *rest: Any) -> Any:
         raise OperationalError("server closed the connection unexpectedly")
@@ -457,7 +450,7 @@ def test_no_end_is_tried_again_where_tables_are_missing(
 def test_a_worker_without_a_heartbeat_is_shown_as_lost_and_nothing_else_happens() -> None:
     rows = the.errands(1)
     lost = Work(NAME, "watch")
-    lost.begin(_Counts(Counter(processed=1)))
+    lost.begin(Done(Counter(processed=1)))
     lost.flush()
     RecordedRun.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=2))
     assert api.history(NAME)[0].state == "lost"
@@ -471,7 +464,7 @@ def test_a_worker_without_a_heartbeat_is_shown_as_lost_and_nothing_else_happens(
 
 def test_a_pause_is_pausing_until_all_commands_have_seen_it_and_ended_their_row() -> None:
     works = [Work(NAME, "watch") for _ in range(3)]
-    counts = _Counts(Counter(processed=1))
+    counts = Done(Counter(processed=1))
     for work in works:
         work.begin(counts)
         work.flush()
