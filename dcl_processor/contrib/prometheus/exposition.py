@@ -80,15 +80,14 @@ def _buckets(values: Distribution) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(values.counts)), strict=True))
 
 
-class Tallies(Collector):
-    """Exposes what a collector has counted."""
+class _Source(Collector):
+    """Has metrics, as a registry has them."""
 
-    def __init__(self, read: Callable[[], Mapping[str, Tally]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
-        return families(self._read())
+        return self._read()
 
 
 def serve(
@@ -99,7 +98,7 @@ def serve(
     Raises ``OSError`` if the port cannot be had.
     """
     own = CollectorRegistry()
-    own.register(Tallies(tallies))
+    own.register(_Source(lambda: families(tallies())))
     server, thread = start_http_server(port, addr=address, registry=own)
 
     def stop() -> None:
@@ -236,21 +235,11 @@ def added(metrics: Iterable[Metric], before: Mapping[str, Metric]) -> Iterator[M
         yield metric
 
 
-class _Given(Collector):
-    """Has metrics, as a registry has them."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = list(metrics)
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
 def write(path: Path, metrics: Iterable[Metric]) -> None:
     """Write metrics to a file beside the one at ``path``, and rename it; raises ``OSError``."""
-    write_to_textfile(str(path), _Given(metrics))
+    write_to_textfile(str(path), _Source(lambda: metrics))
 
 
 def text(metrics: Iterable[Metric]) -> str:
     """Return metrics as an exposition."""
-    return generate_latest(_Given(metrics)).decode().rstrip("\n")
+    return generate_latest(_Source(lambda: metrics)).decode().rstrip("\n")
