@@ -52,6 +52,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 10.0, 60.0
 #: most threads that were replaced and have not ended: each of them may have a connection.
 DEAD_AFTER, MOST_REPLACED = 30.0, 2
 
+#: Seconds between two looks at whether the thread is to be replaced.
+LOOK_EVERY = 5.0
+
 #: Seconds between two warnings that the ledger cannot be used.
 WARN_EVERY = 300.0
 
@@ -101,10 +104,8 @@ class Desk:
         ``within``: seconds to wait, also during the pause after a question without an answer.
         """
         asked, inline = time.monotonic(), is_inline()
-        if not inline:
-            self.relieve()
-            if within is None and self._is_silent():
-                raise self._unreachable("no answer, and it is not asked again yet")
+        if not inline and within is None and self._is_silent():
+            raise self._unreachable("no answer, and it is not asked again yet")
         try:
             result = do() if inline else self._by_thread(do, within)
         except UnreachableError:
@@ -152,8 +153,16 @@ class Desk:
 
     def _start(self) -> None:
         """Start a thread, which does the jobs before its first tick; the caller has the lock."""
-        self._line = _Line(self._serve)
-        self._line.start()
+        line = self._line = _Line(self._serve)
+        line.start()
+        guard = threading.Thread(target=self._look_after, args=[line], daemon=True)
+        guard.name = "dcl_processor: guard of the ledger"
+        guard.start()
+
+    def _look_after(self, line: _Line) -> None:
+        while line is self._line and line.is_alive():
+            line.join(LOOK_EVERY)
+            self.relieve()
 
     def relieve(self) -> None:
         """Let a new thread take over from one that has waited for an answer for too long.

@@ -86,12 +86,9 @@ class RunOverseer:
         orders = self._orders
         if orders is None:
             return None
-        if orders.age > POLL:
-            if is_inline():  # there is no thread that reads
-                self._ledger.read([self._name])
-                orders = self._orders or orders
-            else:
-                self._ledger.desk.relieve()
+        if orders.age > POLL and is_inline():
+            self._ledger.read([self._name])  # there is no thread that reads
+            orders = self._orders or orders
         if orders.is_paused:
             return Hold("paused")
         if self._ledger.is_stopped(self.work):
