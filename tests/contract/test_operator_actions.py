@@ -36,6 +36,14 @@ def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Erran
     return the.at_most_once(handler, **{**given, **options})
 
 
+@batch_processor(
+    pending=lambda: Trailer.objects.filter(inspected=False),
+    done={"inspected": True},
+    reset={"inspected": False, "axles": 2},
+)
+def inspect(trailer: Trailer) -> None: ...
+
+
 def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
     since = timezone.now() - timedelta(minutes=minutes)
     return Errand.objects.create(claimed=True, claimed_at=since)
@@ -510,13 +518,6 @@ if HAS_ROW_LOCKS:
             Trailer.objects.create(id=pk, inspected=True, axles=3) for pk in (3, 9, 1)
         ]
 
-        @batch_processor(
-            pending=lambda: Trailer.objects.filter(inspected=False),
-            done={"inspected": True},
-            reset={"inspected": False, "axles": 2},
-        )
-        def inspect(trailer: Trailer) -> None: ...
-
         begins, locks = Event(), list[str]()
 
         def beside() -> Any:
@@ -674,14 +675,6 @@ def test_a_database_with_one_lock_is_tried_until_the_time_is_used_up(
 
 def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:
     """The keys of the parts differ from the rows' own."""
-
-    @batch_processor(
-        pending=lambda: Trailer.objects.filter(inspected=False),
-        done={"inspected": True},
-        reset={"inspected": False, "axles": 2},
-    )
-    def inspect(trailer: Trailer) -> None: ...
-
     Vehicle.objects.create()
     rows = [Trailer.objects.create(inspected=True, axles=3) for _ in range(2)]
     part = Vehicle.objects.filter(pk=rows[0].vehicle_id)
