@@ -84,8 +84,9 @@ class KeysChooser(Chooser):
 
     def find(self) -> tuple[QuerySet[Any], list[Any]]:
         """Return the rows that have the keys, and the keys of which there is no such row."""
-        base = self.question.table if self.among is None else self.among
-        found = base.filter(pk__in=self.keys)
+        if self.among is not None:  # one that has left the state meanwhile is left out
+            return self.among.filter(pk__in=self.keys), []
+        found = self.question.table.filter(pk__in=self.keys)
         there = set(found.order_by().values_list("pk", flat=True))
         return found, [pk for pk in self.keys if pk not in there]
 
