@@ -22,7 +22,7 @@ from .operator_states import (
     not_claimed_lately,
     unsettled,
 )
-from .operator_writes import Proof, Write, is_pending
+from .operator_writes import Write, is_pending
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
 from .settlement.outcome_values import with_cleared_retry
@@ -106,13 +106,14 @@ def to_mark_done(
 ) -> Write:
     """Return what ``mark_done()`` writes, and to which rows."""
     question = _check_rows(processor, rows, "mark_done")
-    done = with_cleared_retry(processor, _flip_of(processor, values, question.model))
+    flip = _values(processor, "mark_done", "done", values, question.model)
+    done = with_cleared_retry(processor, flip)
     _refuse_indistinct(processor, "mark_done")
-    proof = None if values is None else Proof.of(processor, "mark_done")
+    unchecked = "" if values is None else "mark_done"
     condition = Q() if force else is_given_up(processor, question)
     if processor.claim is not None and not force:
         condition |= claimed(processor)
-    return Write.of(processor, question, rows, condition, done, proof=proof)
+    return Write(processor, question, rows, condition, done, unchecked)
 
 
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
@@ -138,7 +139,7 @@ def to_requeue(
     # Race: double claim. Under its lock, because a worker may have settled the row meanwhile: a
     # paid charge that is put back is paid twice, and so is one that is being paid now.
     condition = Q() if force else unsettled(processor, question) & not_claimed_lately(processor)
-    return Write.of(processor, question, rows, condition, reset)
+    return Write(processor, question, rows, condition, reset)
 
 
 def _to_all(write: Write, method: str, state: str) -> int:
@@ -149,7 +150,7 @@ def _to_all(write: Write, method: str, state: str) -> int:
             more = ", …" if number > len(some) else ""
             logger.warning(
                 "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, %s.",
-                *(write.name, method, number, "row" if number == 1 else "rows"),
+                *(write.processor.name, method, number, "row" if number == 1 else "rows"),
                 *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, state),
             )
     return write.to_all()
@@ -174,7 +175,7 @@ def to_discard(
 ) -> Write:
     """Return what ``discard()`` writes, and to which rows."""
     question = _check_rows(processor, rows, "discard")
-    dead_letter = _dead_letter_of(processor, values, question.model)
+    dead_letter = _values(processor, "discard", "failed", values, question.model)
     _refuse_indistinct(processor, "discard")
     retry = processor.retry
     if retry is not None:
@@ -185,35 +186,22 @@ def to_discard(
     unsettled = is_pending(question)
     if processor.claim is not None:
         unsettled |= claimed(processor)
-    proof = None if values is None else Proof.of(processor, "discard")
-    return Write.of(processor, question, rows, unsettled, dead_letter, proof=proof)
+    unchecked = "" if values is None else "discard"
+    return Write(processor, question, rows, unsettled, dead_letter, unchecked)
 
 
-def _dead_letter_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
-    """Return the operator's values for rows that are given up on, or else ``failed``."""
-    if values is not None:
-        return _checked(processor, values, model, "discard")
-    if processor.failed is None:
-        raise InvalidOption(
-            f"{processor.name}: expected discard(rows, values={{…}}) where failed=… is not a "
-            "mapping, got no values; pass the values that take a row out of pending."
-        )
-    return processor.failed
-
-
-def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
-    """Return the operator's values that take a claimed row out of pending, or else ``done``."""
+def _values(
+    processor: Definition[Any], method: str, option: str, values: Any, model: type[Model]
+) -> Values:
+    """Return the operator's values that take a row out of ``pending``, or those of the option."""
+    own: Values | None = getattr(processor, option)
     if values is None:
-        if processor.done is None:
+        if own is None:
             raise InvalidOption(
-                f"{processor.name}: expected mark_done(rows, values={{…}}) where done=… is not a "
-                "mapping, got no values; pass the values that take a row out of pending."
+                f"{processor.name}: expected {method}(rows, values={{…}}) where {option}=… is not "
+                "a mapping, got no values; pass the values that take a row out of pending."
             )
-        return processor.done
-    return _checked(processor, values, model, "mark_done")
-
-
-def _checked(processor: Definition[Any], values: Any, model: type[Model], method: str) -> Values:
+        return own
     if not isinstance(values, Mapping) or not values:
         raise InvalidOption(
             f"{processor.name}: expected {method}()'s values to be a mapping of column names to "

@@ -62,76 +62,36 @@ class Written:
     failed: dict[Any, Exception] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What tells whether an operator's values settle a row.
-
-    ``claim``: the constants of a claim that has no lease, which alone keeps its row out of
-    ``pending``; ``reset``: the values that undo it; ``settled``: the constants of ``done`` and of
-    ``failed``.
-    """
-
-    name: str
-    method: str
-    claim: Mapping[str, Any]
-    reset: Values | None
-    settled: tuple[Mapping[str, Any], ...]
-
-    @classmethod
-    def of(cls, processor: Definition[Any], method: str) -> Proof:
-        claim = {} if processor.lease else constants_of(processor.claim or {})
-        settled = tuple(settled_constants(processor))
-        return cls(processor.name, method, claim, processor.reset, settled)
-
-    def refuse(self, values: Values, pk: Any, state: str) -> StillPending:
-        """Return the error for a row that the values do not settle."""
-        return StillPending(
-            f"{self.name}: expected {self.method}()'s values to settle each row, got values for "
-            f"{', '.join(values)}, with which row {pk} {state}; name the columns that take a row "
-            "out of pending as well."
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
     """What an action writes, and to which rows.
 
-    ``rows``: those of the operator, in the database of ``question``; ``free``: that no worker holds
-    the row by a lease, and ``condition``: what it has to meet besides; ``columns``: those that each
-    claim and each settlement writes; ``error``: that of the last error, if they are not enough;
-    ``proof``: what a row has to be after values that nothing else has checked.
+    ``rows``: those of the operator; ``condition``: what a row has to meet besides being free;
+    ``unchecked``: the method whose values nothing else has checked. ``free``: that no worker holds
+    the row by a lease; ``columns``: those that each claim and each settlement writes; ``error``:
+    that of the last error, if they are not enough.
     """
 
-    name: str
+    processor: Definition[Any]
     question: Question[Any]
     rows: QuerySet[Any, Any]
-    free: Q
     condition: Q
     values: Values
-    columns: tuple[str, ...]
-    error: str | None = None
-    proof: Proof | None = None
+    unchecked: str = ""
+    free: Q = field(init=False)
+    columns: tuple[str, ...] = field(init=False)
+    error: str | None = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        processor: Definition[Any],
-        question: Question[Any],
-        rows: QuerySet[Any, Any],
-        condition: Q,
-        values: Values,
-        *,
-        proof: Proof | None = None,
-    ) -> Write:
-        written = {**_unclaimed(processor), **values}
-        columns = tuple(dict.fromkeys(_columns(processor)))
+    def __post_init__(self) -> None:
+        processor = self.processor
+        self.rows = self.rows.using(self.question.using)
+        self.values = {**_unclaimed(processor), **self.values}
+        self.columns = tuple(dict.fromkeys(_columns(processor)))
         error = processor.retry.last_error if processor.retry else None
-        error = None if error in columns else error
+        self.error = None if error in self.columns else error
         # Race: lost lease that writes. A worker that is at work on the row would settle nothing,
         # and another worker would handle the row at the same time.
-        free = processor.lease.free() if processor.lease else Q()
-        named = rows.using(question.using)
-        return cls(processor.name, question, named, free, condition, written, columns, error, proof)
+        self.free = processor.lease.free() if processor.lease else Q()
 
     def choose(self, *, among: Container[Any] | None = None) -> Chosen:
         """Read which of the rows meet the condition, and what they are now; locks nothing.
@@ -196,7 +156,7 @@ class Write:
 
     def _refuse_old_snapshot(self) -> None:
         question = self.question
-        refuse_old_snapshot(question.using, self.name, own_table=question.own_table)
+        refuse_old_snapshot(question.using, self.processor.name, own_table=question.own_table)
 
     def _try(
         self, chosen: Chosen, some: Sequence[Any], written: Written, seconds: float, stop_at: float
@@ -236,16 +196,17 @@ class Write:
         """Write to those of the locked rows that are as they were chosen, and return their keys."""
         if not some:
             return []
-        # Race: double claim. A worker may have claimed or settled a row since it was chosen.
+        # Race: double claim. A worker may have claimed or settled a row since it was chosen, and
+        # another operator may have put it back, so that it is in the same state again.
         rows = self._marks(self.rows.order_by().filter(pk__in=some))
         found = {pk: self._digest(marks) for pk, *marks in rows}
         same = [pk for pk in some if pk in found and is_same(chosen[pk], found[pk])]
-        if same and self.proof is not None:
-            self._rehearse(self.proof, same)
+        if same and self.unchecked:
+            self._rehearse(same)
+        if same:
             self._update(same, self.values)
-            self._refuse_unsettled(self.proof, same)
-        elif same:
-            self._update(same, self.values)
+        if same and self.unchecked:
+            self._refuse_unsettled(same)
         return same
 
     def _update(self, pks: Sequence[Any], values: Values) -> None:
@@ -254,31 +215,44 @@ class Write:
         for some in [[pk] for pk in pks] if any(map(callable, values.values())) else [pks]:
             written += rows.filter(pk__in=some).update(**resolve(values))
         if written < len(pks):
-            raise not_written(self.name, pks, written)
+            raise not_written(self.processor.name, pks, written)
 
-    def _rehearse(self, proof: Proof, pks: Sequence[Any]) -> None:
+    @property
+    def _claim(self) -> Mapping[str, Any]:
+        """The constants of a claim without a lease: it alone keeps its row out of ``pending``."""
+        return {} if self.processor.lease else constants_of(self.processor.claim or {})
+
+    def _rehearse(self, pks: Sequence[Any]) -> None:
         """Raise if only the claim would keep a row out of ``pending``, and undo the attempt."""
-        if not proof.claim or proof.reset is None:
+        reset = self.processor.reset
+        if not self._claim or reset is None:
             return
         using = self.question.using
         with transaction.atomic(using=using):
-            self._update(pks, {**proof.reset, **self.values})
+            self._update(pks, {**reset, **self.values})
             pending = self._first(self._pending_of(pks))
             transaction.set_rollback(True, using=using)
         for pk in pending:
-            raise proof.refuse(self.values, pk, "is out of pending by its claim alone")
+            raise self._still_pending(pk, "is out of pending by its claim alone")
 
-    def _refuse_unsettled(self, proof: Proof, pks: Sequence[Any]) -> None:
+    def _refuse_unsettled(self, pks: Sequence[Any]) -> None:
         """Raise for a written row that is pending, or that is claimed and nothing besides."""
         for pk in self._first(self._pending_of(pks)):
-            raise proof.refuse(self.values, pk, "is pending")
-        if not proof.claim or proof.reset is not None:
+            raise self._still_pending(pk, "is pending")
+        if not self._claim or self.processor.reset is not None:
             return
-        held = self.question.table.filter(pk__in=pks, **proof.claim)
-        for constants in proof.settled:
+        held = self.question.table.filter(pk__in=pks, **self._claim)
+        for constants in settled_constants(self.processor):
             held = held.exclude(**constants)
         for pk in self._first(held):
-            raise proof.refuse(self.values, pk, "is still claimed")
+            raise self._still_pending(pk, "is still claimed")
+
+    def _still_pending(self, pk: Any, state: str) -> StillPending:
+        return StillPending(
+            f"{self.processor.name}: expected {self.unchecked}()'s values to settle each row, got "
+            f"values for {', '.join(self.values)}, with which row {pk} {state}; name the columns "
+            "that take a row out of pending as well."
+        )
 
     def _pending_of(self, pks: Sequence[Any]) -> QuerySet[Any, Any]:
         return self.question.still_pending(pks).using(self.question.using)
@@ -319,14 +293,6 @@ def is_pending(question: Question[Any]) -> Q:
     # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
     # are pending, and does so for each row where they are too many for its memory.
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
-
-
-def as_seen(chosen: Chosen, seen: Chosen) -> tuple[Chosen, list[Any]]:
-    """Return those of the chosen rows that are as they were seen, and the keys of the others."""
-    # Race: double claim. A worker may have settled the row, and another operator may have put it
-    # back, so that it is in the same state and is not what was seen.
-    same = {pk: now for pk, now in chosen.items() if is_same(seen.get(pk, ""), now)}
-    return same, [pk for pk in chosen if pk not in same]
 
 
 def _chunks(pks: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .ledger.ledger import Ledger, Record
     from .ledger.overseer import RunOverseer
     from .report import Stopped
+    from .runner.counters import Counters
 
     Oversight = Ledger
     Command = Record
@@ -34,24 +35,6 @@ class Hold:
 
     stopped: Stopped
     wait: float | None = None
-
-
-class Counts(Protocol):
-    """The counts of a run that is at work; other threads may read them."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        raise NotImplementedError
-
-    @property
-    def handler_seconds(self) -> float:
-        """Seconds that handlers have taken so far."""
-        raise NotImplementedError
-
-    @property
-    def slowest(self) -> float:
-        """Seconds of the call of a handler that took longest."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +70,7 @@ def installed() -> Oversight | None:
 
 
 def of_run(
-    processor: Definition[Any], counts: Counts, *, hands_out: bool = False
+    processor: Definition[Any], counts: Counters, *, hands_out: bool = False
 ) -> Overseer | None:
     """Return the overseer of a run that begins, if there is any; ``hands_out``: of rows."""
     found = installed()

@@ -208,21 +208,3 @@ def test_a_project_may_import_it_before_its_settings() -> None:
         timeout=60,
     )
     assert (ran.stdout, ran.stderr) == ("dcl_processor.run\n", "")
-
-
-def test_the_core_does_not_know_celery() -> None:
-    code = "import sys, django; django.setup(); print('celery' in sys.modules)"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={
-            **os.environ,
-            "DATABASE_URL": "sqlite://:memory:",
-            "DJANGO_SETTINGS_MODULE": "tests.warehouse.settings",
-        },
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert ran.stdout == "False\n"

@@ -16,7 +16,7 @@ from dcl_processor import BatchProcessor, Retry, Snooze, observers
 from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.execution import calls
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics.collector import Collector
+from dcl_processor.metrics import Collector
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.report import Report
 from dcl_processor.signals import row_finished, row_started, run_finished, run_started

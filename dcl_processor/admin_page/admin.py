@@ -27,24 +27,19 @@ class ProcessorAdmin(Base):
 
     def get_urls(self) -> list[URLPattern]:
         """Return the page's addresses, and none of those for rows of a table."""
-        return [
-            path("", self._view("index"), name="dcl_admin_processor_changelist"),
-            path(
-                "<path:object_id>/row/<path:key>/",
-                self._view("row"),
-                name="dcl_admin_processor_row",
-            ),
-            path("<path:object_id>/act/", self._view("act"), name="dcl_admin_processor_act"),
-            path(
-                "<path:object_id>/control/",
-                self._view("control"),
-                name="dcl_admin_processor_control",
-            ),
-            path("control/", self._view("control"), name="dcl_admin_processor_control_all"),
+        one = "<path:object_id>"
+        addresses = {
+            "changelist": ("", "index"),
+            "row": (f"{one}/row/<path:key>/", "row"),
+            "act": (f"{one}/act/", "act"),
+            "control": (f"{one}/control/", "control"),
+            "control_all": ("control/", "control"),
             # The admin's log links to this name.
-            path(
-                "<path:object_id>/change/", self._view("detail"), name="dcl_admin_processor_change"
-            ),
+            "change": (f"{one}/change/", "detail"),
+        }
+        return [
+            path(route, self._view(view), name=f"dcl_admin_processor_{name}")
+            for name, (route, view) in addresses.items()
         ]
 
     def _view(self, name: str) -> Callable[..., HttpResponseBase]:

@@ -39,26 +39,21 @@ def record_rows(
     if not pks:
         return
     with _logged(user, processor.name, f" to {len(pks):,} rows", message):
-        _record_rows(user, processor, pks, message, total)
-
-
-def _record_rows(
-    user: Any, processor: BatchProcessor[Any], pks: Sequence[Any], message: str, total: int
-) -> None:
-    if total > MOST_ENTRIES:
-        # The number first: a long message is cut.
-        name, said = processor.name, f"{len(pks):,} of {total:,} rows. {message}"
-        _write(user, Processor, [(name, name)], said)
-        return
-    question = rows.question_of(processor, None)
-    # A row that was deleted since, perhaps by its handler, has an entry by its key.
-    named = {pk: f"row {key_text(pk)}" for pk in pks}
-    try:
-        named |= {row.pk: str(row) for row in question.table.filter(pk__in=pks)}
-    except Exception:  # a row's text is the project's code
-        logger.exception("%s: the log of the admin has rows by their keys alone", processor.name)
-    texts = [(key_text(pk), name) for pk, name in named.items()]
-    _write(user, question.model, texts, message)
+        if total > MOST_ENTRIES:
+            # The number first: a long message is cut.
+            name, said = processor.name, f"{len(pks):,} of {total:,} rows. {message}"
+            _write(user, Processor, [(name, name)], said)
+            return
+        question = rows.question_of(processor, None)
+        # A row that was deleted since, perhaps by its handler, has an entry by its key.
+        named = {pk: f"row {key_text(pk)}" for pk in pks}
+        try:
+            named |= {row.pk: str(row) for row in question.table.filter(pk__in=pks)}
+        except Exception:  # a row's text is the project's code
+            said = "%s: the log of the admin has rows by their keys alone"
+            logger.exception(said, processor.name)
+        texts = [(key_text(pk), name) for pk, name in named.items()]
+        _write(user, question.model, texts, message)
 
 
 def record(user: Any, name: str, message: str) -> None:

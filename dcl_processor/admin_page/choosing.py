@@ -1,14 +1,18 @@
-"""Which rows an action takes, and which it leaves and why: as the command chooses them."""
+"""Which rows an action takes, and which it leaves and why; and those that an operator confirms.
+
+The rows are chosen as the command chooses them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core import signing
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import router
 from django.db.models import Model, QuerySet
 
@@ -16,19 +20,21 @@ from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
+from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import failures, rows
-from dcl_processor.insights.rows import parse_pk
+from dcl_processor.insights.rows import key_of, key_text, parse_pk
 from dcl_processor.management.acting import (
     CHANGED,
     DISCARD,
+    LOCKED,
     MARK_DONE,
-    MISSING,
     REQUEUE,
     Action,
-    Choice,
     Chooser,
 )
+from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
+from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
 ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}
@@ -45,19 +51,6 @@ MOST, CHUNK, MOST_CHARACTERS = 50_000, 500, 1_500_000
 
 #: Seconds that a request may take to choose rows, or to write to them.
 BUDGET = 5.0
-
-
-@dataclass(slots=True)
-class Choosing:
-    """The rows that an action will take, by key with the digests of their marks.
-
-    ``left``: how many rows the action would leave as they are, by reason; ``has_more``: whether
-    there are more rows.
-    """
-
-    rows: dict[Any, str] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)
-    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,77 +84,59 @@ class KeysChooser(Chooser):
 
     def find(self) -> tuple[QuerySet[Any], list[Any]]:
         """Return the rows that have the keys, and the keys of which there is no such row."""
-        base = self.question.table if self.among is None else self.among
-        found = base.filter(pk__in=self.keys)
+        if self.among is not None:  # one that has left the state meanwhile is left out
+            return self.among.filter(pk__in=self.keys), []
+        found = self.question.table.filter(pk__in=self.keys)
         there = set(found.order_by().values_list("pk", flat=True))
         return found, [pk for pk in self.keys if pk not in there]
 
 
-def choose_chunk(
-    processor: BatchProcessor[Any],
-    action: Action,
-    wanted: Wanted,
-    keys: Sequence[Any],
-    *,
-    values: dict[str, Any] | None = None,
-    reason: str = "",
-) -> Choice:
-    """Choose among the rows of some keys; nothing is written, and nothing is locked."""
-    question = rows.question_of(processor, None)
-    options = {
-        # Keys that a person picked are checked more closely than a state.
-        "pk": [*keys] if wanted.state == ROWS else None,
-        "in_doubt": None,
-        "given_up": False,
-        "force": False,
-        "values": values,
-        "reason": reason,
-        "using": None,
-    }
-    with reading(question.using, BUDGET):
-        chooser = KeysChooser(processor, question, options, keys, wanted.among(processor, question))
-        choice = chooser.choice(action)
-    if wanted.state != ROWS and MISSING in choice.left:
-        # There may be such a row, but it has left the state.
-        choice.left[CHANGED] = choice.left.pop(MISSING)
-    return choice
-
-
 def choose(
     processor: BatchProcessor[Any],
-    action: Action,
+    action: str,
     wanted: Wanted,
     keys: Sequence[Any] | None = None,
     *,
     values: dict[str, Any] | None = None,
-) -> Choosing:
+) -> Plan:
     """Look at the rows until the time is used up, and return what an action would do with them.
 
     ``keys``: those that a person picked; of a state all rows are looked at, in the order of keys.
+    Nothing is written, and nothing is locked.
     """
     end = time.monotonic() + BUDGET
     question = rows.question_of(processor, None)
-    found = Choosing()
+    among = wanted.among(processor, question)
+    plan = Plan(processor.name, action, wanted)
     if keys is None:
+        among = question.table.none() if among is None else among
         with reading(question.using, BUDGET):
-            keys = _keys_of(processor, wanted, question)
+            read = among.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
+            keys = list(dict.fromkeys(read))
     characters = 0
     for some in chunks(keys):
-        if len(found.rows) >= MOST or found.has_more or time.monotonic() > end:
-            found.has_more = True
+        if len(plan.rows) >= MOST or plan.has_more or time.monotonic() > end:
+            plan.has_more = True
             break
-        choice = choose_chunk(processor, action, wanted, some, values=values)
+        chooser = KeysChooser(processor, question, options(values), some, among)
+        with reading(question.using, BUDGET):
+            choice = chooser.choice(plan.act)
         for pk, digest in choice.rows.items():
-            characters += len(json.dumps([plain(pk), digest])) + 1
+            characters += len(json.dumps([key_text(pk), digest])) + 1
             if characters > MOST_CHARACTERS:
-                found.has_more = True
+                plan.has_more = True
                 break
-            found.rows[pk] = digest
+            plan.rows[pk] = digest
         for why, pks in choice.left.items():
-            found.left[why] = found.left.get(why, 0) + len(pks)
-    if len(keys) > MOST:
-        found.has_more = True
-    return found
+            plan.left[why] = plan.left.get(why, 0) + len(pks)
+    plan.has_more |= len(keys) > MOST
+    plan.total = len(plan.rows)
+    return plan
+
+
+def options(values: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
+    """Return the options of the command that does what the page does."""
+    return {"given_up": False, "force": False, "values": values, "reason": reason, "using": None}
 
 
 def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
@@ -199,11 +174,10 @@ def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
     none = question.table.none()
     found = {}
     for name, action in ACTIONS.items():
-        options: dict[str, Any] = {"values": None, "reason": "", "force": False}
-        if _can(action, processor, none, options):
+        if _can(action, processor, none, options()):
             found[name] = False
         elif action.takes_values and _can(
-            action, processor, none, {**options, "values": anything(question.model)}
+            action, processor, none, options(anything(question.model))
         ):
             found[name] = True
     return found
@@ -216,10 +190,10 @@ def anything(model: type[Model]) -> dict[str, Any]:
 
 
 def _can(
-    action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], options: dict[str, Any]
+    action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], given: dict[str, Any]
 ) -> bool:
     try:
-        action.prepare(processor, none, options)
+        action.prepare(processor, none, given)
     except ImproperlyConfigured:
         return False
     return True
@@ -231,32 +205,6 @@ def chunks(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield keys[at : at + CHUNK]
 
 
-def _keys_of(processor: BatchProcessor[Any], wanted: Wanted, question: Question[Any]) -> list[Any]:
-    among = wanted.among(processor, question)
-    if among is None:
-        return []
-    keys = among.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
-    return list(dict.fromkeys(keys))
-
-
-# --- primary keys as texts: in a form, in an address, and in a signed plan
-
-
-def plain(pk: Any) -> Any:
-    """Return a primary key as JSON has it."""
-    if isinstance(pk, tuple):
-        return [plain(each) for each in pk]
-    return pk if isinstance(pk, (int, str)) else str(pk)
-
-
-def of_plain(model: type[Model], value: Any) -> Any:
-    """Return the primary key that JSON has so."""
-    fields = model._meta.pk_fields
-    if len(fields) == 1:
-        return _python(fields[0], value)
-    return tuple(_python(each, part) for each, part in zip(fields, value, strict=True))
-
-
 def keys_of(processor: BatchProcessor[Any], texts: Sequence[str]) -> list[Any]:
     """Return the primary keys that a form names; raises the errors of ``parse_pk()``.
 
@@ -265,7 +213,128 @@ def keys_of(processor: BatchProcessor[Any], texts: Sequence[str]) -> list[Any]:
     return list(dict.fromkeys(parse_pk(processor, unquote(text)) for text in texts))
 
 
-def _python(field: Any, value: Any) -> Any:
-    while field.remote_field:
-        field = field.target_field
-    return field.to_python(value)
+# --- what an operator confirms: the rows as they were seen, signed, so that no others are written
+
+
+#: Seconds for which a confirmation can be used.
+MAX_AGE = 3600
+
+#: Seconds that a chunk waits for rows that other sessions have locked.
+PATIENCE = 1.0
+
+#: Seconds after which a request tries no other row, also within a chunk: gunicorn ends a request
+#: after 30.
+LONGEST = 20.0
+
+#: Reasons for which rows were left that are kept.
+MOST_REASONS = 20
+
+
+class InvalidPlan(Exception):
+    """A confirmation that was not made by this page for this user, or is too old."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """The rows that an action is still to be applied to, and what has been done so far.
+
+    ``rows``: their keys, each with the digest of the row's marks as it was shown; ``total``: the
+    rows that were confirmed; ``done``: those written to; ``left``: how many were left as they are,
+    by reason; ``has_more``: whether there were more rows than one confirmation takes.
+    """
+
+    name: str
+    action: str
+    wanted: Wanted
+    rows: dict[Any, str] = field(default_factory=dict)
+    total: int = 0
+    done: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+    has_more: bool = False
+
+    def signed(self, user: Any) -> str:
+        """Return the plan as a text that only this user can send back."""
+        document = {
+            "name": self.name,
+            "action": self.action,
+            "wanted": [self.wanted.state, self.wanted.kind],
+            "rows": [[key_text(pk), digest] for pk, digest in self.rows.items()],
+            "total": self.total,
+            "done": self.done,
+            "left": self.left,
+        }
+        return signing.dumps(document, salt=_salt(user), compress=True)
+
+    @classmethod
+    def from_text(cls, text: str, processor: BatchProcessor[Any], user: Any) -> Plan:
+        """Return the plan of a text; raises ``InvalidPlan``."""
+        try:
+            document = signing.loads(text, salt=_salt(user), max_age=MAX_AGE)
+            if document["name"] != processor.name:
+                raise InvalidPlan
+            model = rows.question_of(processor, None).model
+            return cls(
+                document["name"],
+                document["action"],
+                Wanted(*document["wanted"]),
+                {key_of(model, pk): digest for pk, digest in document["rows"]},
+                document["total"],
+                document["done"],
+                document["left"],
+            )
+        except (signing.BadSignature, ValidationError, KeyError, TypeError, ValueError) as error:
+            raise InvalidPlan from error
+
+    @property
+    def act(self) -> Action:
+        return ACTIONS[self.action]
+
+    def apply(
+        self,
+        processor: BatchProcessor[Any],
+        *,
+        values: dict[str, Any] | None = None,
+        reason: str = "",
+        written: list[Any],
+    ) -> None:
+        """Write to the rows, chunk by chunk, until the time of a request is used up.
+
+        ``written``: gets the keys of the rows whose write is committed, also before an error.
+        """
+        begun, table = time.monotonic(), rows.question_of(processor, None).table
+        for some in [*chunks([*self.rows])]:
+            seen = {pk: self.rows[pk] for pk in some}
+            write = self.act.prepare(processor, table.filter(pk__in=some), options(values, reason))
+            done = Written()
+            try:
+                write.to_free(seen, done, seconds=PATIENCE, stop_at=begun + LONGEST)
+            finally:
+                # Also before an error, or the next try would find the rows changed by this one.
+                written += done.written
+                self._note(done)
+            if time.monotonic() > begun + BUDGET:
+                return
+
+    def _note(self, done: Written) -> None:
+        """Count the rows by what became of them; those that were not tried stay in the plan."""
+        self.done += len(done.written)
+        self._forget(done.written)
+        self._leave(CHANGED, done.changed)
+        self._leave(LOCKED, done.locked)
+        for pk, error in done.failed.items():
+            self._leave(f"the database reported: {shown(one_line(error), 300)}", [pk])
+
+    def _leave(self, why: str, pks: list[Any]) -> None:
+        known = why in self.left or len(self.left) < MOST_REASONS
+        said = why if known else "other reasons"
+        if pks:
+            self.left[said] = self.left.get(said, 0) + len(pks)
+        self._forget(pks)
+
+    def _forget(self, pks: Iterable[Any]) -> None:
+        for pk in pks:
+            self.rows.pop(pk, None)
+
+
+def _salt(user: Any) -> str:
+    return f"dcl_processor.admin_page.plan.{user.pk}"

@@ -23,18 +23,17 @@ from dcl_processor.processor import BatchProcessor
 
 from . import audit
 from .choosing import (
-    ACTIONS,
     LABELS,
     MOST,
     ROWS,
-    Choosing,
+    InvalidPlan,
+    Plan,
     Wanted,
     anything,
     choose,
     keys_of,
     offered,
 )
-from .plan import InvalidPlan, Plan
 
 #: What the states are called.
 STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}
@@ -87,13 +86,12 @@ def to_confirm(
     needs_values = offered(processor).get(action, False)
     values = anything(rows.question_of(processor, None).model) if needs_values else None
     try:
-        found = choose(processor, ACTIONS[action], wanted, keys, values=values)
+        plan = choose(processor, action, wanted, keys, values=values)
     except rows.NotRecordedError as error:
         raise RefusedError(str(error)) from error
     except Exception as error:
         raise RefusedError(explain(error, processor)) from error
-    plan = Plan(processor.name, action, wanted, found.rows, len(found.rows), left=found.left)
-    return _form(request, processor, plan, found=found)
+    return _form(request, processor, plan)
 
 
 def _picked(request: HttpRequest, processor: BatchProcessor[Any]) -> list[Any]:
@@ -150,12 +148,7 @@ def _confirmed(
 
 
 def _form(
-    request: HttpRequest,
-    processor: BatchProcessor[Any],
-    plan: Plan,
-    *,
-    found: Choosing | None = None,
-    trouble: str = "",
+    request: HttpRequest, processor: BatchProcessor[Any], plan: Plan, *, trouble: str = ""
 ) -> dict[str, Any]:
     """Return the context of the form; the number on its button is that of the rows it acts on."""
     label = LABELS[plan.action]
@@ -167,7 +160,6 @@ def _form(
         "what": _said(plan.wanted),
         "some": named([key_text(pk) for pk in plan.rows]) if plan.rows else "",
         "left": [(_rows(number), why) for why, number in plan.left.items()],
-        "has_more": found is not None and found.has_more,
         "needs_values": offered(processor).get(plan.action, False),
         "takes_values": plan.act.takes_values,
         "takes_reason": plan.act.takes_reason,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django import forms
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.core.checks import CheckMessage
-from django.db import router, transaction
-from django.db.models import QuerySet
-from django.db.models.functions import Substr
+from django.db import connections, router, transaction
+from django.db.models import Model, QuerySet
 from django.forms import Media
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import reverse
@@ -26,12 +27,12 @@ from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import permissions
-from .merging import RemembersTheRow, RowForm, merge
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
+    Form = forms.ModelForm[Any]
 else:
-    Base = object
+    Base = Form = object
 
 #: Characters of an error that are shown.
 LONGEST = 300
@@ -86,15 +87,6 @@ class ProcessorAdminMixin(Base):
     def _may_act(self, processor: BatchProcessor[Any], request: HttpRequest) -> bool:
         # The list of a proxy asks for the permission on the proxy, and an action for the model's.
         return self.has_operate_permission(request) and permissions.may_act(request, processor)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows without their errors, which may be long, but with their beginnings."""
-        found: QuerySet[Any] = super().get_queryset(request)
-        columns = [*self._displays]
-        beginnings: QuerySet[Any] = found.annotate(
-            **{_beginning(column): Substr(column, 1, LONGEST) for column in columns}
-        )
-        return beginnings.defer(*columns) if columns else found
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the list's columns, and those of the retry; errors by their beginnings."""
@@ -169,8 +161,8 @@ class ProcessorAdminMixin(Base):
     @admin.display(description="last error")
     def last_error_shown(self, row: Any) -> str:
         """Return the beginning of the last error, masked, in one line."""
-        first = next(iter(self._displays), None)
-        return "" if first is None else _error(row, first)
+        first = next(iter(self._displays), "")
+        return shown(getattr(row, first, "") or "", LONGEST)
 
     @admin.display(description="why, and who holds it")
     def processor_links(self, row: Any) -> SafeString | str:
@@ -265,22 +257,10 @@ def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpRespons
     return act
 
 
-def _beginning(column: str) -> str:
-    """Return the annotation with the beginning of an error, which is not loaded for a list."""
-    return f"dcl_{column}_beginning"
-
-
-def _error(row: Any, column: str) -> str:
-    name = _beginning(column)
-    # NULL is an answer as well: another look would load the column of each row.
-    text = getattr(row, name) if hasattr(row, name) else getattr(row, column, "")
-    return shown(text or "", LONGEST)
-
-
 def _display(column: str) -> Callable[[Any], str]:
     @admin.display(description=column.replace("_", " "))
     def display(row: Any) -> str:
-        return _error(row, column)
+        return shown(getattr(row, column) or "", LONGEST)
 
     return display
 
@@ -293,3 +273,65 @@ def _address(site: str, processor: BatchProcessor[Any], row: Any) -> str:
         args=[quote(processor.name), quote(key_text(row.pk))],
         current_app=site,
     )
+
+
+# --- saves the form of a row over the row as it is now, and not as the form has read it
+
+
+class RemembersTheRow(Form):
+    """A part of a form that keeps the columns of its row, before any code changes them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dcl_loaded = columns_of(self.instance)
+
+
+class RowForm(RemembersTheRow, forms.ModelForm):  # type: ignore[type-arg]
+    """The form of a row in a list."""
+
+
+def columns_of(row: Model) -> dict[str, Any]:
+    """Return the columns of a row that are loaded, as they are now."""
+    loaded = vars(row)
+    names = (field.attname for field in row._meta.concrete_fields)
+    return {
+        name: deepcopy(value) if isinstance(value := loaded[name], (dict, list)) else value
+        for name in names
+        if name in loaded
+    }
+
+
+def merge(row: Model, form: Any, written: list[str]) -> None:
+    """Lock the row, and take over what others have written to it since the form has read it.
+
+    Left are the columns of fields that were sent with another value than the form has read, and
+    those to which the project's code has given another value. A field is sent with the value that
+    the page showed: what was written after the page was loaded, and before the form has read its
+    row, is written back. ``written``: the columns that are taken over if the form has not kept
+    those of its row, because the project makes its forms in another way.
+    """
+    using = router.db_for_write(type(row), instance=row)
+    loaded = getattr(form, "dcl_loaded", None)
+    if loaded is None:
+        loaded = {name: value for name, value in columns_of(row).items() if name in written}
+    keys = {field.attname for field in row._meta.pk_fields}
+    fields = [each for each in row._meta.concrete_fields if each.attname in {*loaded} - keys]
+    no_key = connections[using].features.has_select_for_no_key_update
+    # Race: double claim. Until this lock is there, a worker may settle the row.
+    rows: QuerySet[Any] = QuerySet(type(row), using=using).select_for_update(no_key=no_key)
+    now = rows.only(*(each.name for each in fields)).filter(pk=row.pk).first()
+    for field in fields if now is not None else ():
+        if not _is_edited(row, field, form, loaded):
+            setattr(row, field.attname, getattr(now, field.attname))
+
+
+def _is_edited(row: Model, field: Any, form: Any, loaded: dict[str, Any]) -> bool:
+    if field.name in form.changed_data:
+        return True
+    read = loaded[field.attname]
+    if field.name in form.fields:
+        # A widget may show less than the column has, as with the fractions of a second.
+        read = form.cleaned_data.get(field.name, read)
+    if isinstance(read, Model):
+        read = getattr(read, field.target_field.attname)
+    return bool(getattr(row, field.attname) != read)

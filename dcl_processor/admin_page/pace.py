@@ -7,11 +7,12 @@ the planner's estimates, corrected by what the ledger has recorded since.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import pairwise
+
+from django.core import signing
 
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.management.headway import rounded
@@ -28,13 +29,6 @@ FEW, MANY = 3, 40
 
 #: Seconds over which a rate is computed, and the shortest time that gives one.
 WINDOW, SHORTEST = 120.0, 0.5
-
-#: Bytes of an address: the digest of the names, a time in milliseconds, and a count.
-_NAMES, _TIME, _COUNT = 4, 6, 4
-
-#: The bit of a count that is an estimate; the highest value is that of a count that is not known.
-_ESTIMATE: int = 2**31
-_NONE: int = 2**32 - 1
 
 
 class Estimate(int):
@@ -146,69 +140,40 @@ def _estimated(
 def text_of(seen: Mapping[str, Sequence[Point]], most: int) -> str:
     """Return the counts of processors for an address: of the first look, and of the latest.
 
-    All of them are counted at each look, so that the times are written once; and the names are
-    those of the page, so that a digest of them is enough. With 200 processors and ``FEW`` looks
-    these are 3,231 characters: servers refuse longer addresses from 4,094 on.
+    All of them are counted at each look, so that the times are written once. With 200 processors
+    and ``FEW`` looks these are about 2,000 characters: servers refuse longer addresses from 4,094
+    on.
     """
-    times = sorted({_thousandths(at) for points in seen.values() for at, _ in points})
+    times = sorted({at for points in seen.values() for at, _ in points})
     kept = times if len(times) <= most else [times[0], *times[1 - most :]]
-    written = [_digest(seen), len(kept).to_bytes(1)]
-    written += [at.to_bytes(_TIME) for at in kept]
+    written = []
     for points in seen.values():
-        counts = {_thousandths(at): count for at, count in points}
+        counts = dict(points)
         if kept and kept[0] not in counts and (left := sorted({*counts} - {*kept})):
             # Its own first look. Without it the bar would start at 0 again.
             counts[kept[0]] = counts[left[0]]
-        written += [_code(counts.get(at)).to_bytes(_COUNT) for at in kept]
-    return urlsafe_b64encode(b"".join(written)).decode().rstrip("=")
+        # An estimate is written as a negative number.
+        found = [counts.get(at) for at in kept]
+        written.append([~each if isinstance(each, Estimate) else each for each in found])
+    return signing.dumps([kept, written], salt=_salt(seen), compress=True)
 
 
 def parse(text: str, names: Collection[str]) -> dict[str, tuple[Point, ...]]:
     """Return the counts by processor that an address carries; empty if it is of other names."""
     try:
-        read = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
+        times, written = signing.loads(text, salt=_salt(names))
+    except signing.BadSignature:
         return {}
-    head, rest = read[: _NAMES + 1], read[_NAMES + 1 :]
-    if head[:_NAMES] != _digest(names):
-        return {}
-    number = head[_NAMES] if len(head) > _NAMES else 0
-    if len(rest) != number * (_TIME + _COUNT * len(names)):
-        return {}
-    times = [at / 1000 for at in _numbers(rest[: number * _TIME], _TIME)]
-    if times != sorted(set(times)):
-        return {}
-    counts = _numbers(rest[number * _TIME :], _COUNT)
     found = {}
-    for at, name in enumerate(names):
-        own = zip(times, counts[at * number : (at + 1) * number], strict=True)
-        if points := tuple((time, _count(code)) for time, code in own if code != _NONE):
-            found[name] = points
+    for name, counts in zip(names, written, strict=True):
+        own = [(at, each) for at, each in zip(times, counts, strict=True) if each is not None]
+        if own:
+            found[name] = tuple((at, Estimate(~each) if each < 0 else each) for at, each in own)
     return found
 
 
-def _code(count: int | None) -> int:
-    if count is None:
-        return _NONE
-    mark = _ESTIMATE if isinstance(count, Estimate) else 0
-    return mark + min(count, _ESTIMATE - 2)
-
-
-def _count(code: int) -> int:
-    return Estimate(code - _ESTIMATE) if code >= _ESTIMATE else code
-
-
-def _digest(names: Iterable[str]) -> bytes:
-    return blake2b("\0".join(names).encode("utf-8", "replace"), digest_size=_NAMES).digest()
-
-
-def _thousandths(seconds: float) -> int:
-    latest: int = 256**_TIME - 1
-    return min(max(0, round(seconds * 1000)), latest)
-
-
-def _numbers(read: bytes, size: int) -> list[int]:
-    return [int.from_bytes(read[at : at + size]) for at in range(0, len(read), size)]
+def _salt(names: Iterable[str]) -> str:
+    return f"dcl_processor.admin_page.pace.{json.dumps([*names])}"
 
 
 def rates(points: Sequence[Point]) -> list[tuple[float, float]]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models.functions import Substr
-
 from dcl_processor import backlog
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
@@ -254,8 +252,7 @@ def _given_up(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[Stu
     if column is None:
         pks = found.values_list("pk", flat=True)[: SHOWN + 1]
         return _capped([StuckRow(key_text(pk)) for pk in pks])
-    texts = found.annotate(dcl_error=Substr(column, 1, LONGEST)).values_list("pk", "dcl_error")
-    read = texts[: SHOWN + 1]
+    read = found.values_list("pk", column)[: SHOWN + 1]
     return _capped([StuckRow(key_text(pk), shown(text or "", LONGEST)) for pk, text in read])
 
 

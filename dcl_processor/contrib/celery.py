@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -96,8 +95,7 @@ def run(
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
-        _check(timeout=timeout, **{name: own[name] for name in CHECKED})
-        _check_workers(workers)
+        _check(workers, timeout=timeout, **{name: own[name] for name in CHECKED})
         needed = _needed(processor, workers, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
@@ -156,8 +154,7 @@ def every(
     for option, value in parameters.items():
         if isinstance(value, timedelta):  # a message cannot carry one
             parameters[option] = seconds(value)
-    _check(**{name: value for name, value in parameters.items() if name in CHECKED})
-    _check_workers(workers)
+    _check(workers, **{name: value for name, value in parameters.items() if name in CHECKED})
     kwargs = {"workers": workers, "timeout": timeout, **parameters}
     options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
     return {
@@ -178,22 +175,19 @@ def polite_stop() -> Iterator[Stop]:
     transactions are rolled back.
     """
     stop = _Stop()
-    previous: dict[signal.Signals, Any] = {}
-
-    def time_is_up(*_: Any) -> None:
-        stop.set()
-
-    def terminated(signum: int, frame: FrameType | None) -> None:
-        if stop.terminated:
-            _hand_over(signum, frame, previous[signal.Signals(signum)])
-        stop.terminated = True
-        stop.set()
-
+    previous: dict[int, Any] = {}
     # Outside the pool, such as in the worker's main process, other code handles these signals.
     is_in_pool = hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
     if is_in_pool and threading.current_thread() is threading.main_thread():
-        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, time_is_up)
-        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminated)
+        previous = {each: signal.getsignal(each) for each in (signal.SIGUSR1, signal.SIGTERM)}
+
+    def asked(signum: int, _: FrameType | None) -> None:
+        stop.set()
+        if signum == signal.SIGTERM:
+            signal.signal(signum, previous[signum])  # for the second one
+
+    for signum in previous:
+        signal.signal(signum, asked)
     try:
         yield stop
     finally:
@@ -202,28 +196,20 @@ def polite_stop() -> Iterator[Stop]:
 
 
 class _Stop(Stop):
-    terminated = False
-
     def is_set(self) -> bool:
         return super().is_set() or bool(_shutting_down[0])
 
 
-def _hand_over(
-    signum: int,
-    frame: FrameType | None,
-    before: Callable[[int, FrameType | None], Any] | signal.Handlers,
-) -> None:
-    if callable(before):
-        before(signum, frame)
-        return
-    signal.signal(signum, before)
-    os.kill(os.getpid(), signum)
-
-
 def _check(
-    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = None
+    workers: Any,
+    *,
+    limit: Any = None,
+    timeout: Any = None,
+    wait_for_locked: Any = 0,
+    concurrency: Any = None,
 ) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
+    expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
     if concurrency is not None:
         limits.check_concurrency(concurrency)
     limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
@@ -251,10 +237,6 @@ def _interval(schedule: Any) -> float | None:
     """Return the seconds between two beats, or ``None`` if the schedule depends on the calendar."""
     is_interval = is_number(schedule) or isinstance(schedule, timedelta)
     return expect_seconds("expected schedule", schedule, above_zero=True) if is_interval else None
-
-
-def _check_workers(workers: Any) -> None:
-    expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
 
 
 def _refuse_unless_allowed(name: str, using: str | None) -> None:

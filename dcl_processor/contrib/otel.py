@@ -19,6 +19,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -32,11 +33,10 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Obs
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from dcl_processor import masking, observers
-from dcl_processor import steady as time
 from dcl_processor.errors import describe, printable
 from dcl_processor.log_fields import Running
 from dcl_processor.log_fields import running as running_now
-from dcl_processor.metrics.collector import AGES, DURATIONS, OUTCOMES, Collector
+from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES, Collector
 from dcl_processor.observers import Handling
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report
@@ -267,38 +267,36 @@ class Telemetry(Collector):
             own[0] or trace.get_tracer_provider(),
             own[1] or metrics.get_meter_provider(),
         ]
-        # Those of the SDK, and not of the API. In threads, because a BatchSpanProcessor ignores the
-        # time limit, and an exporter tries again for a minute while its collector is away.
-        threads = [_Flush(each) for each in providers if hasattr(each, "force_flush")]
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + FLUSH_WITHIN / 1_000
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
-                logger.warning(
-                    "%s did not send what it keeps within %g s, and the rest may be lost",
-                    type(thread.provider).__name__,
-                    FLUSH_WITHIN / 1_000,
-                )
-        for thread in threads:
-            if thread.error is not None:
-                raise thread.error
+        # Those of the SDK, and not of the API.
+        flushes = {_flushed(each): each for each in providers if hasattr(each, "force_flush")}
+        sent, late = wait(flushes, FLUSH_WITHIN / 1_000)
+        for each in late:
+            logger.warning(
+                "%s did not send what it keeps within %g s, and the rest may be lost",
+                type(flushes[each]).__name__,
+                FLUSH_WITHIN / 1_000,
+            )
+        for each in sent:
+            each.result()
 
 
-class _Flush(threading.Thread):
-    """Has a provider send what it keeps; ``error``: what that has raised."""
+def _flushed(provider: Any) -> Future[None]:
+    """Let a provider send what it keeps, in a thread, which no process waits for.
 
-    def __init__(self, provider: Any) -> None:
-        super().__init__(name="dcl_processor.otel", daemon=True)
-        self.provider = provider
-        self.error: Exception | None = None
+    A ``BatchSpanProcessor`` ignores the time limit, and an exporter tries again for a minute while
+    its collector is away.
+    """
+    answer = Future[None]()
 
-    def run(self) -> None:
+    def flush() -> None:
         try:
-            self.provider.force_flush(FLUSH_WITHIN)
+            provider.force_flush(FLUSH_WITHIN)
+            answer.set_result(None)
         except Exception as error:  # noqa: BLE001  # raised again where it is reported
-            self.error = error
+            answer.set_exception(error)
+
+    threading.Thread(target=flush, name="dcl_processor.otel", daemon=True).start()
+    return answer
 
 
 @lru_cache

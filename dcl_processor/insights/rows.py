@@ -103,7 +103,12 @@ def parse_pk(processor: BatchProcessor[Any], text: str, *, using: str | None = N
     A comma or a backslash in such a column follows a backslash, as ``key_text()`` writes it.
     Raises ``ValidationError`` or ``ValueError`` for a text that is no key.
     """
-    fields = question_of(processor, using).model._meta.pk_fields
+    return key_of(question_of(processor, using).model, text)
+
+
+def key_of(model: type[Model], text: str) -> Any:
+    """Return the primary key of a model that the text names, as ``parse_pk()`` does."""
+    fields = model._meta.pk_fields
     if len(fields) == 1:
         return _parsed(fields[0], text)
     texts = _split(text)

@@ -12,24 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .orders import ALL, pause, resume, run_now, stop
-    from .reading import RecordedAction, actions
-    from .records import history, prune
-    from .standing import State, state, states
+    from .records import RecordedAction, State, actions, history, prune, state, states
 
 # Imported when they are used, because Django imports this module before there are models.
 _MODULES = {
-    "ALL": "orders",
-    "RecordedAction": "reading",
-    "State": "standing",
-    "actions": "reading",
-    "history": "records",
-    "pause": "orders",
-    "prune": "records",
-    "resume": "orders",
-    "run_now": "orders",
-    "state": "standing",
-    "states": "standing",
-    "stop": "orders",
+    **dict.fromkeys(("ALL", "pause", "resume", "run_now", "stop"), "orders"),
+    **dict.fromkeys(("RecordedAction", "State", "actions", "history", "prune"), "records"),
+    **dict.fromkeys(("state", "states"), "records"),
 }
 
 __all__ = [

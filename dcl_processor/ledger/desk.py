@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from django.db import connections
 
@@ -48,9 +48,9 @@ LATE = 0.5
 #: Seconds without a question after a late answer, or none: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 60.0
 
-#: Seconds after those of the patience after which a thread without an answer is replaced; seconds
-#: between two replacements, and the most threads that were replaced and have not ended.
-DEAD_AFTER, REPLACE_EVERY, MOST_REPLACED = 30.0, 60.0, 2
+#: Seconds after those of the patience after which a thread without an answer is replaced, and the
+#: most threads that were replaced and have not ended: each of them may have a connection.
+DEAD_AFTER, MOST_REPLACED = 30.0, 2
 
 #: Seconds between two looks at whether the thread is to be replaced.
 LOOK_EVERY = 5.0
@@ -63,49 +63,15 @@ class UnreachableError(Exception):
     """The ledger could not be read or written."""
 
 
-@dataclass(slots=True)
-class _Job(Generic[T]):
-    do: Callable[[], T]
-    is_done: threading.Event = field(default_factory=threading.Event)
-    result: T | None = None
-    error: Exception | None = None
-    #: Whether no thread waits for it any longer; its question would be out of date.
-    is_abandoned: bool = False
+class _Line(threading.Thread):
+    """One thread, and since when it has been busy."""
 
-    def __call__(self) -> None:
-        try:
-            if not self.is_abandoned:
-                self.result = self.do()
-        except Exception as error:  # noqa: BLE001  # for the thread that waits
-            self.error = error
-        finally:
-            self.is_done.set()
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """What one thread is to do, and since when it has been busy."""
-
-    jobs: SimpleQueue[_Job[Any]] = field(default_factory=SimpleQueue)
-    #: When it began with a job, a tick or a statement, by the monotonic clock; ``None``: it waits.
-    busy_since: float | None = None
-    #: Whether the thread is to end.
-    is_over: bool = False
-    has_ended: threading.Event = field(default_factory=threading.Event)
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        self.busy_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self.busy_since = None
-
-    def left(self) -> Iterator[_Job[Any]]:
-        """Take the jobs that the thread has not begun."""
-        with suppress(Empty):
-            while True:
-                yield self.jobs.get_nowait()
+    def __init__(self, serve: Callable[[_Line], None]) -> None:
+        super().__init__(target=serve, args=[self], name="dcl_processor: ledger", daemon=True)
+        #: When it began with a job, a tick or a statement; ``None``: it waits.
+        self.busy_since: float | None = None
+        #: Whether it is to end.
+        self.is_over = False
 
     @property
     def busy_for(self) -> float:
@@ -123,14 +89,12 @@ class Desk:
         self._tick = tick
         self._patience = patience
         self._lock = threading.Lock()
-        #: That of the thread, if there is one.
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        #: The thread, if there is one.
         self._line: _Line | None = None
-        #: Those of threads that were replaced, as long as they have not ended.
+        #: Those that were replaced, as long as they have not ended.
         self._replaced: list[_Line] = []
-        self._replaced_at = -REPLACE_EVERY
         self._warned = -WARN_EVERY
-        #: The job whose answer has not come. While it waits, further jobs fail at once.
-        self._stuck: _Job[Any] | None = None
         self._next_try = 0.0
         self._pause = 0.0
 
@@ -139,30 +103,34 @@ class Desk:
 
         ``within``: seconds to wait, also during the pause after a question without an answer.
         """
-        inline = is_inline()
+        asked, inline = time.monotonic(), is_inline()
         if not inline and within is None and self._is_silent():
             raise self._unreachable("no answer, and it is not asked again yet")
-        asked = time.monotonic()
-        job = self._post(do, inline)
-        patience = self._patience if within is None else within
-        if not job.is_done.wait(patience):
-            job.is_abandoned = True
-            self._stuck = job
-            self._pause_longer()
-            raise self._unreachable(f"no answer within {patience:.3g} s")
-        if job.error is not None:
+        try:
+            result = do() if inline else self._by_thread(do, within)
+        except UnreachableError:
+            raise
+        except Exception as error:
             if time.monotonic() - asked >= LATE:
                 self._pause_longer()
-            raise self._unreachable(described(job.error)) from job.error
+            raise self._unreachable(described(error)) from error
         self._answered()
-        return job.result  # type: ignore[return-value]  # set by the job
+        return result
+
+    def _by_thread(self, do: Callable[[], T], within: float | None) -> T:
+        answer = self._post(do)
+        patience = self._patience if within is None else within
+        if not wait([answer], patience).done:
+            answer.cancel()  # put later, its question would be out of date
+            self._pause_longer()
+            raise self._unreachable(f"no answer within {patience:.3g} s")
+        return answer.result()
 
     def _is_silent(self) -> bool:
         """Return whether a question would only wait: a run asks for each row that fails."""
-        stuck = self._stuck
-        return time.monotonic() < self._next_try or (
-            stuck is not None and not stuck.is_done.is_set()
-        )
+        line = self._line
+        is_stuck = line is not None and line.busy_for >= self._patience
+        return is_stuck or time.monotonic() < self._next_try
 
     def _pause_longer(self) -> None:
         if time.monotonic() < self._next_try:
@@ -171,63 +139,55 @@ class Desk:
         self._next_try = time.monotonic() + self._pause
 
     def _answered(self) -> None:
-        self._stuck = None
         self._next_try = self._pause = 0.0
 
-    def _post(self, do: Callable[[], T], inline: bool) -> _Job[T]:
-        job = _Job(do)
-        if inline:
-            job()
-            return job
+    def _post(self, do: Callable[[], T]) -> Future[T]:
+        answer = Future[T]()
         with self._lock:
+            self._jobs.put((answer, do))
             if self._line is None:
-                self._start([job])
+                self._start()
             else:
-                self._line.jobs.put(job)
                 self._line.is_over = False  # it may have been asked to end before this job
-        return job
+        return answer
 
-    def _start(self, jobs: Iterable[_Job[Any]]) -> None:
-        """Start a thread, whose first tick comes after these jobs; the caller has the lock."""
-        line = self._line = _Line()
-        for job in jobs:
-            line.jobs.put(job)
-        for act, name in ((self._serve, "ledger"), (self._look_after, "guard of the ledger")):
-            threading.Thread(
-                target=act, args=[line], name=f"dcl_processor: {name}", daemon=True
-            ).start()
+    def _start(self) -> None:
+        """Start a thread, which does the jobs before its first tick; the caller has the lock."""
+        line = self._line = _Line(self._serve)
+        line.start()
+        guard = threading.Thread(target=self._look_after, args=[line], daemon=True)
+        guard.name = "dcl_processor: guard of the ledger"
+        guard.start()
 
     def _look_after(self, line: _Line) -> None:
-        # Nothing in this process can end the wait for an answer of a dead connection.
-        while line is self._line and not line.has_ended.wait(LOOK_EVERY):
+        while line is self._line and line.is_alive():
+            line.join(LOOK_EVERY)
             self.relieve()
 
     def relieve(self) -> None:
-        """Let a new thread take over from one that has waited for an answer for too long."""
+        """Let a new thread take over from one that has waited for an answer for too long.
+
+        Nothing in this process can end the wait for an answer of a dead connection.
+        """
         with self._lock:
-            line, now = self._line, time.monotonic()
-            self._replaced = [each for each in self._replaced if not each.has_ended.is_set()]
+            line = self._line
             if line is None or line.busy_for < self._patience + DEAD_AFTER:
                 return
-            if now - self._replaced_at < REPLACE_EVERY or len(self._replaced) >= MOST_REPLACED:
-                return  # each of them may have a connection
-            self._replaced.append(line)
-            self._replaced_at = now
-            self._stuck = None
-            self._start(line.left())
+            self._replaced = [each for each in self._replaced if each.is_alive()]
+            if len(self._replaced) < MOST_REPLACED:
+                self._replaced.append(line)
+                self._start()
 
     def close(self) -> None:
         """Do what is left, and end the thread."""
         with self._lock:
-            line, stuck = self._line, self._stuck
+            line = self._line
             if line is None:
                 return
             line.is_over = True
-            is_stuck = stuck is not None and not stuck.is_done.is_set()
-            if not is_stuck:
-                line.jobs.put(_Job(lambda: None))
-        if not is_stuck:
-            line.has_ended.wait(self._patience)
+            self._jobs.put((Future(), lambda: None))  # wakes it
+            patience = self._patience - line.busy_for
+        line.join(max(0.0, patience))
 
     def warn(self, why: str) -> None:
         """Log that the ledger cannot be used, now and then."""
@@ -246,28 +206,23 @@ class Desk:
         tick_at = idle_since = time.monotonic()
         try:
             with connections[alias()].execute_wrapper(partial(self._execute, line)):
-                while True:
+                while not self._ends(line, time.monotonic() - idle_since >= IDLE):
+                    line.busy_since = None
                     with suppress(Empty):
-                        job = line.jobs.get(timeout=max(0.0, tick_at - time.monotonic()))
-                        with line.busy():
-                            job()
-                            if job.error is not None:
-                                close()
+                        job = self._jobs.get(timeout=max(0.0, tick_at - time.monotonic()))
+                        line.busy_since = time.monotonic()
+                        _do(*job)
                     now = time.monotonic()
                     if now >= tick_at and line is self._line:
-                        tick_at = now + POLL
-                        with line.busy():
-                            if self._ticks(line):
-                                idle_since = now
-                    if self._ends(line, now - idle_since >= IDLE):
-                        break
+                        tick_at, line.busy_since = now + POLL, now
+                        if self._ticks(line):
+                            idle_since = now
         finally:
             with self._lock:
                 if line is self._line:  # an error ends the thread, and a new one may be started
                     self._line = None
             with suppress(Exception):
                 connections.close_all()
-            line.has_ended.set()
 
     def _execute(self, line: _Line, execute: Callable[..., Any], *statement: Any) -> Any:
         # Race: late answer. The new thread has read and written since. A statement of the replaced
@@ -295,10 +250,20 @@ class Desk:
     def _ends(self, line: _Line, is_idle: bool) -> bool:
         with self._lock:
             if line is self._line:
-                if not (line.jobs.empty() and (is_idle or line.is_over)):
+                if not (self._jobs.empty() and (is_idle or line.is_over)):
                     return False
                 self._line = None
         return True
+
+
+def _do(answer: Future[Any], do: Callable[[], Any]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(do())
+    except Exception as error:  # noqa: BLE001  # for the thread that waits
+        answer.set_exception(error)
+        close()
 
 
 def is_inline() -> bool:

@@ -12,22 +12,21 @@ from uuid import uuid4
 from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
 from dcl_processor.diagnosis import describe
-from dcl_processor.oversight import Counts, Progress
+from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
 
-from . import reading
 from .desk import POLL, Desk, UnreachableError, is_inline
 from .models import TEXT
-from .orders import name_of
+from .orders import Orders, name_of, read_orders
 from .overseer import RunOverseer
-from .reading import Orders
 from .recording import Work, looked
 from .records import prune
 from .tables import alias, ensure
-from .tokens import Share
+from .tokens import Grant, Tokens, take
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
+    from dcl_processor.runner.counters import Counters
 
 #: Seconds between two notes of a process that it has looked for rows of a processor.
 LOOK_EVERY = 5.0
@@ -98,14 +97,16 @@ class Ledger:
         self._overseers: list[RunOverseer] = []
         #: Whether the end of a record could not be written, and none has been since.
         self._has_missed = False
-        self._shares: dict[str, Share] = {}
+        self._tokens: dict[tuple[str, float], Tokens] = {}
         self._looked: dict[str, float] = {}
         self._pruned = 0.0
         self._own = threading.local()
 
     # --- what runs and commands call
 
-    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> RunOverseer:
+    def of_run(
+        self, processor: Definition[Any], counts: Counters, *, hands_out: bool
+    ) -> RunOverseer:
         """Return the overseer of a run that begins; a hand-out is not recorded."""
         name = name_of(processor.name)
         command: Record | None = getattr(self._own, "command", None)
@@ -113,7 +114,7 @@ class Ledger:
         if is_own or command is None:
             command = self._begin("code", [name])
         elif (orders := self.orders.get(name)) is None or orders.age > 2 * POLL:
-            self._read([name])
+            self.read([name])
         if processor.rate is not None or processor.breaker is not None:
             with suppress(UnreachableError):
                 self.desk.call(lambda: ensure(name))
@@ -164,10 +165,16 @@ class Ledger:
 
     # --- what overseers call
 
-    def share_of(self, name: str) -> Share:
-        """Return the share of a processor's rate that this process had last."""
+    def tokens_of(self, processor: Definition[Any]) -> Tokens:
+        """Return the tokens of a processor's rate, which the runs of this process share."""
+        name, rate = processor.name, processor.rate
+        assert rate is not None
+
+        def ask(rows: int, whole: bool) -> Grant:
+            return self.desk.call(lambda: take(name, rate, rows, whole=whole))
+
         with self._lock:
-            return self._shares.setdefault(name, Share())
+            return self._tokens.setdefault((name, rate), Tokens(rate, ask))
 
     def end_run(self, overseer: RunOverseer, report: Report, error: BaseException | None) -> None:
         """Take note of the end of a run."""
@@ -194,7 +201,7 @@ class Ledger:
             if work.send is not None:
                 work.flush(is_last=True)  # to the parent, which writes the row
         works = [work for work in works if work.send is None]
-        if any(work.totals() or work.has_row or work.error for work in works):
+        if any(work.done().counts or work.has_row or work.error for work in works):
             self._write_ends(works)
 
     def _write_ends(self, works: list[Work]) -> None:
@@ -233,14 +240,15 @@ class Ledger:
             work.stops = orders.stops
         return orders.stops > work.stops
 
-    def read_again(self, name: str) -> None:
-        """Read the orders of a processor now; without an answer the last ones stay."""
-        self._read([name])
+    def read(self, names: Collection[str]) -> None:
+        """Read the orders of processors now; without an answer the last ones stay."""
+        with suppress(UnreachableError):
+            self._note(self.desk.call(lambda: read_orders(names)))
 
     # --- inside
 
     def _begin(self, kind: str, names: Collection[str]) -> Record:
-        self._read(names)
+        self.read(names)
         works = {}
         for name in names:
             orders = self.orders.get(name)
@@ -257,11 +265,6 @@ class Ledger:
             self._records.append(record)
         return record
 
-    def _read(self, names: Collection[str]) -> None:
-        # Without an answer, the last known state holds: paused, or not.
-        with suppress(UnreachableError):
-            self._note(self.desk.call(lambda: reading.read(names)))
-
     def _note(self, found: Mapping[str, Orders]) -> None:
         """Take note of the orders that were read."""
         with self._lock:
@@ -277,7 +280,7 @@ class Ledger:
             records, overseers = [*self._records], [*self._overseers]
         names = {name for record in records for name in record.works}
         if names:
-            self._note(reading.read(names))
+            self._note(read_orders(names))
         for overseer in overseers:
             overseer.tick()
         for record in records:

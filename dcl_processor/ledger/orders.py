@@ -1,20 +1,26 @@
 """What an operator orders: pause, resume, stop, run now; each is one statement for a processor.
 
+What a worker reads of the orders is one query for all its processors.
+
 Two operators may order at the same time. The database lets one of two pauses, or of two resumes,
 change the row, and the other one learns that there was nothing to change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db.models import F, Q
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
+from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.definition.retry import Breaker
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.processor import BatchProcessor
@@ -22,14 +28,22 @@ from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
 from dcl_processor.watch import notify
 from dcl_processor.worker import this_user
 
-from .breaking import CLOSED
 from .models import NAME, PERSON, TEXT, Control
-from .tables import alias, ensure, row_of, waiting_for
+from .tables import alias, ensure, row_of, utc, waiting_for
 
 #: All processors, in the place of one.
 ALL = ""
 
 Subject = BatchProcessor[Any] | str
+
+#: Seconds for which a success of another worker shows that not everything fails.
+RECENT = 2.0
+
+#: Seconds for which a worker that tries a row is trusted to be alive; renewed while it lives.
+PROBE_FOR = 30.0
+
+#: The columns of a breaker that is closed after a pause.
+CLOSED: Mapping[str, Any] = {"failures": 0, "open_until": None, "probe": None, "probe_until": None}
 
 
 def pause(
@@ -61,7 +75,6 @@ def pause(
         "reason": printable(reason)[:TEXT],
         "revision": F("revision") + 1,
     }
-    ensure(name)
     return _change(name, values, free) > 0
 
 
@@ -79,7 +92,6 @@ def resume(processor: Subject, *, by: str = "") -> bool:
     is_open = Q(open_until__isnull=False)
     closed = {**CLOSED, **_ordered(by)}
     values = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    ensure(name)
     changed = _change(
         name, {**values, "revision": F("revision") + 1, **closed}, is_paused | is_open
     )
@@ -95,7 +107,6 @@ def stop(processor: Subject, *, by: str = "") -> None:
     as for ``pause()``.
     """
     name = name_of(processor)
-    ensure(name)
     _change(name, {"stops": F("stops") + 1, **_ordered(by)})
 
 
@@ -109,7 +120,6 @@ def run_now(processor: Subject, *, by: str = "") -> None:
     # First, or a watch that is woken in between would find the breaker open.
     for each in _breakers(name):
         _change(each, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
-    ensure(name)
     _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
     if isinstance(processor, BatchProcessor):
         notify.wake(processor)
@@ -131,6 +141,7 @@ def _breakers(name: str) -> list[str]:
 
 def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:
     """Change the row of a processor by one statement; return how many were changed: 1 or 0."""
+    ensure(name)
     with waiting_for(name):
         return row_of(name).filter(condition or Q()).update(**values)
 
@@ -166,4 +177,134 @@ def _end(until: datetime | timedelta | float | None) -> Any:
             )
         return end if zone is None else make_naive(end, zone)
     length = expect_seconds("expected until", until, most=TEN_YEARS, above_zero=True)
-    return Later(timedelta(seconds=length))
+    return _later(length)
+
+
+# --- the breaker; each function is one statement, or two
+#
+# Closed: ``open_until`` is empty. Open: it is in the future. Half-open: it is over, and one worker
+# may try one row, the probe.
+
+
+def count_failure(name: str, breaker: Breaker, worker: UUID) -> None:
+    """Count a failure; open the breaker if it is the last one of the row of failures.
+
+    It stays closed if another worker has reported a success in the last seconds: then the rows fail
+    here, and not everywhere.
+    """
+    row_of(name).update(failures=F("failures") + 1)
+    succeeded_elsewhere = Q(succeeded_at__gt=_later(-RECENT)) & ~Q(succeeded_by=worker)
+    enough = row_of(name).filter(failures__gte=breaker.failures, open_until=None)
+    enough.filter(Q(succeeded_at=None) | ~succeeded_elsewhere).update(
+        open_until=_later(breaker.seconds), probe=None, probe_until=None
+    )
+
+
+def note_success(name: str, worker: UUID) -> None:
+    """Take note of a success, which ends the row of failures."""
+    row_of(name).filter(open_until=None).update(
+        failures=0, succeeded_at=DatabaseNow(), succeeded_by=worker
+    )
+
+
+def take_probe(name: str, worker: UUID) -> bool:
+    """Return whether this worker is the one that tries a row, now that the pause is over."""
+    # Its own: the answer may have been lost.
+    free = Q(probe=None) | Q(probe=worker) | Q(probe_until__lte=DatabaseNow())
+    # Race: two probes. Of two workers that find it free, the second one waits for the row's lock,
+    # and its statement then finds the first one's probe.
+    half_open = row_of(name).filter(free, open_until__lte=DatabaseNow())
+    return bool(half_open.update(probe=worker, probe_until=_later(PROBE_FOR)))
+
+
+def renew_probe(name: str, worker: UUID) -> bool:
+    """Stay the worker that tries a row; return whether it still is."""
+    return bool(row_of(name).filter(probe=worker).update(probe_until=_later(PROBE_FOR)))
+
+
+def release_probe(name: str, worker: UUID) -> None:
+    """Let another worker try a row, because this one found none."""
+    row_of(name).filter(probe=worker).update(probe=None, probe_until=None)
+
+
+def probe_succeeded(name: str, run: UUID, worker: UUID) -> None:
+    """Close the breaker."""
+    row_of(name).filter(probe=run).update(**CLOSED, succeeded_at=DatabaseNow(), succeeded_by=worker)
+
+
+def probe_failed(name: str, breaker: Breaker, worker: UUID) -> None:
+    """Begin the pause again."""
+    row_of(name).filter(probe=worker).update(
+        failures=F("failures") + 1, open_until=_later(breaker.seconds), probe=None, probe_until=None
+    )
+
+
+def _later(seconds: float) -> Later:
+    return Later(timedelta(seconds=seconds))
+
+
+# --- what a worker reads
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What is ordered of one processor, orders for all processors included."""
+
+    #: When the answer was there, and when the query was sent, by this process's monotonic clock.
+    read_at: float
+    asked_at: float
+    seen: int = 0
+    is_paused: bool = False
+    stops: int = 0
+    run_nows: int = 0
+    failures: int = 0
+    #: Seconds until a row may be tried, counted from ``read_at``; ``None``: the breaker is closed.
+    opens_in: float | None = None
+
+    @property
+    def age(self) -> float:
+        """Return how many seconds ago it was read."""
+        return time.monotonic() - self.read_at
+
+    @property
+    def open_for(self) -> float:
+        """Return the seconds for which the breaker is still open; 0: it is not, or half-open."""
+        return 0.0 if self.opens_in is None else max(0.0, self.opens_in - self.age)
+
+
+def read_orders(names: Collection[str]) -> Mapping[str, Orders]:
+    """Return the orders for each of these processors."""
+    asked = time.monotonic()
+    wanted = Control.objects.using(alias()).filter(processor__in=[ALL, *names])
+    found = {row.processor: row for row in wanted.annotate(clock=DatabaseNow())}
+    # Behind the query: a breaker's pause that was thought too short would end the run.
+    now = time.monotonic()
+    everywhere = found.get(ALL)
+    return {name: _orders(now, asked, found.get(name), everywhere) for name in names}
+
+
+def _orders(
+    read_at: float, asked_at: float, own: Control | None, everywhere: Control | None
+) -> Orders:
+    both = [row for row in (own, everywhere) if row is not None]
+    return Orders(
+        read_at=read_at,
+        asked_at=asked_at,
+        seen=sum(row.revision for row in both),
+        is_paused=any(is_paused(row) for row in both),
+        stops=sum(row.stops for row in both),
+        run_nows=sum(row.run_nows for row in both),
+        failures=0 if own is None else own.failures,
+        opens_in=None if own is None else _opens_in(own),
+    )
+
+
+def is_paused(row: Control) -> bool:
+    """Return whether a row that was read with ``clock`` is paused at that time."""
+    until = row.paused_until
+    return row.paused_at is not None and (until is None or until > row.clock)  # type: ignore[attr-defined]  # an annotation
+
+
+def _opens_in(row: Control) -> float | None:
+    until, now = utc(row.open_until), utc(row.clock)  # type: ignore[attr-defined]  # as above
+    return None if until is None else (until - now).total_seconds()

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 from dcl_processor import steady as time
-from dcl_processor.oversight import Counts, Hold
+from dcl_processor.oversight import Hold
 from dcl_processor.report import Report
 
-from . import breaking, tokens
+from . import orders as control
 from .desk import POLL, UnreachableError, is_inline
-from .reading import Orders
+from .orders import Orders
 from .recording import Work
-from .tokens import Grant, Tokens
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
+    from dcl_processor.runner.counters import Counters
 
     from .ledger import Ledger, Record
 
@@ -38,7 +38,7 @@ class RunOverseer:
         self,
         ledger: Ledger,
         processor: Definition[Any],
-        counts: Counts,
+        counts: Counters,
         work: Work,
         record: Record | None,
         *,
@@ -53,16 +53,9 @@ class RunOverseer:
         self._counts = counts
         self._breaker = processor.breaker
         self._hands_out = hands_out
-        # Between two batches, the transaction of the last one may still be open.
-        self._tokens: Tokens | None = None
+        self._tokens = None if processor.rate is None else ledger.tokens_of(processor)
         #: The window of the rows that were let start last.
         self.window = 0
-        if (rate := processor.rate) is not None:
-
-            def ask(rows: int, whole: bool) -> Grant:
-                return self._call(lambda: tokens.take(self._name, rate, rows, whole=whole))
-
-            self._tokens = Tokens(rate, ask, ledger.share_of(self._name))
         #: Whether this run is the one that tries a row, and whether it has started the row.
         self._probe: Literal["no", "free", "started"] = "no"
         self._ask_probe_at = 0.0
@@ -75,34 +68,30 @@ class RunOverseer:
     def _call(self, do: Callable[[], T]) -> T:
         return self._ledger.desk.call(do)
 
-    def _read_again(self) -> None:
-        self._ledger.read_again(self._name)
-
     @property
     def _orders(self) -> Orders | None:
         return self._ledger.orders.get(self._name)
 
     def must_stop(self) -> bool:
         """Return whether no row may start, also within a batch."""
-        orders = self._ledger.orders.get(self._name)
+        orders = self._orders
         if orders is None:
             return False
-        is_stopped = orders.stops != self.work.stops and self._ledger.is_stopped(self.work)
-        if orders.is_paused or is_stopped:
+        if orders.is_paused or self._ledger.is_stopped(self.work):
             return True
         return self._breaker is not None and self._probe == "no" and orders.opens_in is not None
 
     def hold(self) -> Hold | None:
         """Return why no row may start now; called outside any transaction of the run."""
-        orders = self._ledger.orders.get(self._name)
+        orders = self._orders
         if orders is None:
             return None
-        if time.monotonic() - orders.read_at > POLL and is_inline():
-            self._read_again()  # there is no thread that reads
+        if orders.age > POLL and is_inline():
+            self._ledger.read([self._name])  # there is no thread that reads
             orders = self._orders or orders
         if orders.is_paused:
             return Hold("paused")
-        if orders.stops != self.work.stops and self._ledger.is_stopped(self.work):
+        if self._ledger.is_stopped(self.work):
             return Hold("operator")
         if self._breaker is not None and (hold := self._hold_of_breaker(orders)) is not None:
             return hold
@@ -124,11 +113,11 @@ class RunOverseer:
         if now >= self._ask_probe_at:
             self._ask_probe_at = now + POLL
             with suppress(UnreachableError):
-                take = self._call(lambda: breaking.take_probe(self._name, self.id))
+                take = self._call(lambda: control.take_probe(self._name, self.id))
                 self._probe = "free" if take else "no"
                 # From before the question: the table's time is later.
-                self._probe_until = now + breaking.PROBE_FOR
-                self._read_again()
+                self._probe_until = now + control.PROBE_FOR
+                self._ledger.read([self._name])
         if self._probe == "free" or (self._orders or orders).opens_in is None:
             return None
         # Another worker tries a row, which may take long.
@@ -150,8 +139,7 @@ class RunOverseer:
         elif self.must_stop():
             return 0
         if self._tokens is not None:
-            rows = self._tokens.take(rows, whole=whole)
-            self.window = self._tokens.window
+            rows, self.window = self._tokens.take(rows, whole=whole)
         if rows and self._probe == "free":
             self._probe = "started"
         self._batches += rows > 0
@@ -180,9 +168,9 @@ class RunOverseer:
         if self._probe != "no":
             self._probe = "no"
             worker = self._ledger.id
-            self._change(lambda: breaking.probe_succeeded(self._name, self.id, worker))
+            self._change(lambda: control.probe_succeeded(self._name, self.id, worker))
         elif orders is not None and orders.failures > 0:
-            self._change(lambda: breaking.succeeded(self._name, self._ledger.id))
+            self._change(lambda: control.note_success(self._name, self._ledger.id))
 
     def _failed(self) -> None:
         breaker = self._breaker
@@ -190,15 +178,15 @@ class RunOverseer:
         self._has_succeeded = False  # what is in a row begins now
         if self._probe != "no":
             self._probe = "no"
-            self._change(lambda: breaking.probe_failed(self._name, breaker, self.id))
+            self._change(lambda: control.probe_failed(self._name, breaker, self.id))
         else:
-            self._change(lambda: breaking.failed(self._name, breaker, self._ledger.id))
+            self._change(lambda: control.count_failure(self._name, breaker, self._ledger.id))
 
     def _change(self, change: Callable[[], None]) -> None:
         # At once and not with the next poll: the next row depends on it.
         with suppress(UnreachableError):
             self._call(change)
-            self._read_again()
+            self._ledger.read([self._name])
 
     def tick(self) -> None:
         """Do what a breaker needs once a second; the thread of the ledger calls it."""
@@ -206,11 +194,11 @@ class RunOverseer:
             return
         if self._has_succeeded:
             self._has_succeeded = False
-            breaking.succeeded(self._name, self._ledger.id)
+            control.note_success(self._name, self._ledger.id)
         if self._probe != "no":
             now = time.monotonic()
-            if breaking.renew_probe(self._name, self.id):
-                self._probe_until = now + breaking.PROBE_FOR
+            if control.renew_probe(self._name, self.id):
+                self._probe_until = now + control.PROBE_FOR
             elif self._probe == "free":
                 self._probe_until = now  # another worker has it, or an operator has ended the pause
 
@@ -219,7 +207,7 @@ class RunOverseer:
         try:
             if self._probe != "no":
                 self._probe = "no"
-                self._change(lambda: breaking.release_probe(self._name, self.id))
+                self._change(lambda: control.release_probe(self._name, self.id))
         finally:
             if not self._hands_out:
                 self.work.end(self._counts)

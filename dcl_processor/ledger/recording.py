@@ -11,22 +11,24 @@ import os
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
-from dcl_processor.oversight import Counts, Progress
+from dcl_processor.oversight import Progress
 from dcl_processor.report import COUNTS
 
 from .models import HOST, Look, RecordedRun
 from .tables import alias
+
+if TYPE_CHECKING:
+    from dcl_processor.runner.counters import Counters
 
 #: The counts that are kept, and those that are rows which a handler was called for.
 KEPT = (*COUNTS, "to_retry")
@@ -43,14 +45,17 @@ SHOWN_AFTER = 1.0
 
 
 @dataclass(slots=True)
-class Times:
-    """Seconds that handlers have taken, and those of the slowest call."""
+class Done:
+    """What runs and workers have done: counts, the seconds of handlers, those of the slowest."""
 
+    counts: Counter[str] = field(default_factory=Counter)
     handler_seconds: float = 0.0
     slowest: float = 0.0
 
-    def add(self, other: Counts | Progress | Times) -> None:
-        """Add the times of a run, or of a worker."""
+    def add(self, other: Counters | Progress | Done) -> None:
+        """Add what another one has done."""
+        # By name, because a run may add a name meanwhile.
+        self.counts.update({name: number for name in KEPT if (number := other.counts.get(name, 0))})
         self.handler_seconds += other.handler_seconds
         self.slowest = max(self.slowest, other.slowest)
 
@@ -73,12 +78,12 @@ class Work:
     stopped: str = ""
     #: Where progress is sent; ``None``: this process writes the row.
     send: Callable[[str, Progress], None] | None = None
-    _ended: Counter[str] = field(default_factory=Counter)
-    #: The times of runs that have ended, and of workers that have a successor.
-    _times: Times = field(default_factory=Times)
-    _live: list[tuple[float, Counts]] = field(default_factory=list)
+    #: Runs that have ended, and those under way, with their begin.
+    _ended: Done = field(default_factory=Done)
+    _live: list[tuple[float, Counters | Done]] = field(default_factory=list)
     _workers: dict[int, Progress] = field(default_factory=dict)
-    _workers_before: dict[int, Counter[str]] = field(default_factory=dict)
+    #: What workers had done that have a successor.
+    _workers_before: dict[int, Done] = field(default_factory=dict)
     #: Workers of which nothing was heard yet, with the order that this process had seen then.
     _starting: dict[int, int] = field(default_factory=dict)
     #: Workers that have died, and that have no successor yet.
@@ -123,18 +128,17 @@ class Work:
             living = [each.seen for each in self._living().values()]
             self.seen = min([*self._starting.values(), *living], default=seen)
 
-    def begin(self, counts: Counts) -> None:
+    def begin(self, counts: Counters | Done) -> None:
         """Take note of a run that begins."""
         self._live.append((time.monotonic(), counts))
 
-    def end(self, counts: Counts) -> None:
+    def end(self, counts: Counters | Done) -> None:
         """Take note of a run that has ended."""
         with self._lock:
             for each in [each for each in self._live if each[1] is counts]:
                 self._live.remove(each)
                 self._at_work += time.monotonic() - each[0]
-            self._ended.update(_read(counts.counts))
-            self._times.add(counts)
+            self._ended.add(counts)
 
     def begin_worker(self, worker: int, seen: int) -> None:
         """Take note that a worker of the command is started; it has seen at least this order."""
@@ -160,49 +164,36 @@ class Work:
             self._died.discard(worker)
             before = self._workers.get(worker)
             if before is not None and before.pid != progress.pid:
-                self._workers_before.setdefault(worker, Counter()).update(before.counts)
-                self._times.add(before)
+                self._workers_before.setdefault(worker, Done()).add(before)
             self._workers[worker] = progress
         self.error = progress.error or self.error
         self.note_seen(progress.seen)
 
-    def totals(self) -> Counter[str]:
-        """Return the counts of all runs and workers."""
+    def done(self) -> Done:
+        """Return what all runs and workers have done."""
+        total = Done()
         with self._lock:
-            total = Counter(self._ended)
-            for _, counts in self._live:
-                total.update(_read(counts.counts))
-            for each in self._workers_before.values():
-                total.update(each)
-            for progress in self._workers.values():
-                total.update(progress.counts)
-        return total
-
-    def times(self) -> Times:
-        """Return the times of all runs and workers."""
-        with self._lock:
-            total = replace(self._times)
-            for _, counts in self._live:
-                total.add(counts)
-            for progress in self._workers.values():
-                total.add(progress)
+            live = [counts for _, counts in self._live]
+            before, workers = self._workers_before.values(), self._workers.values()
+            for each in (self._ended, *live, *before, *workers):
+                total.add(each)
         return total
 
     def flush(self, *, is_last: bool = False) -> None:
         """Write what has changed; the thread of the ledger calls it, at most once a second."""
         if self.send is not None:
             with self._lock:
-                self._send(self.totals(), is_last=is_last)
+                self._send(is_last=is_last)
             return
-        totals, now = self.totals(), time.monotonic()
+        done, now = self.done(), time.monotonic()
         if is_last and self.finished is None:
             self.finished = now
-        if not self.has_row and not self._is_worth_a_row(totals, now):
+        if not self.has_row and not self._is_worth_a_row(done, now):
             return
-        what = {**totals}, self.seen, self.at_work, self.error, is_last
-        if what == self._written and now - self._written_at < HEARTBEAT and self._pace_is_0():
+        what = done.counts, self.seen, self.at_work, self.error, is_last
+        if what == self._written and now - self._written_at < HEARTBEAT:
             return
-        values = self._values(totals, now, is_last=is_last)
+        values = self._values(done, now, is_last=is_last)
         table = RecordedRun.objects.using(alias())
         own = table.filter(pk=self.id)
         if not is_last:
@@ -228,32 +219,35 @@ class Work:
             **values,
         )
 
-    def _send(self, totals: Counter[str], *, is_last: bool) -> None:
+    def _send(self, *, is_last: bool) -> None:
         # The thread of the ledger may come with what it has begun before the end.
         if not is_last and isinstance(self._written, Progress) and self._written.is_last:
             return
         since = min(self._begun(), default=None)
-        times = asdict(self.times())
-        what = Progress(os.getpid(), dict(totals), since, self.seen, self.error, is_last, **times)
+        done = self.done()
+        times = {"handler_seconds": done.handler_seconds, "slowest": done.slowest}
+        counts = dict(done.counts)
+        what = Progress(os.getpid(), counts, since, self.seen, self.error, is_last, **times)
         if what != self._written and self.send is not None:
             self._written = what
             self.send(self.processor, what)
 
-    def _is_worth_a_row(self, totals: Mapping[str, int], now: float) -> bool:
-        did_something = any(totals[name] for name in COUNTS if name != "stale")
+    def _is_worth_a_row(self, done: Done, now: float) -> bool:
+        did_something = any(done.counts[name] for name in COUNTS if name != "stale")
         is_long = any(now - since >= SHOWN_AFTER for since in self._begun())
         return did_something or is_long or bool(self.error)
 
-    def _values(self, totals: Counter[str], now: float, *, is_last: bool) -> dict[str, Any]:
-        values: dict[str, Any] = {name: totals[name] for name in KEPT}
-        values |= {
-            **asdict(self.times()),
+    def _values(self, done: Done, now: float, *, is_last: bool) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            **{name: done.counts[name] for name in KEPT},
+            "handler_seconds": done.handler_seconds,
+            "slowest": done.slowest,
             "heartbeat_at": DatabaseNow(),
             "seen": self.seen,
             "at_work": self.at_work and not is_last,
             "error": self.error,
             "workers": self._documents(),
-            "rate": self._rate(sum(totals[name] for name in TRIED), now, is_last=is_last),
+            "rate": self._rate(sum(done.counts[name] for name in TRIED), now, is_last=is_last),
         }
         if is_last and self.finished is not None:
             finished = Later(timedelta(seconds=self.finished - now))
@@ -270,13 +264,10 @@ class Work:
             {
                 "worker": number,
                 "pid": each.pid,
-                **(Counter(each.counts) + self._workers_before.get(number, Counter())),
+                **(Counter(each.counts) + self._workers_before.get(number, Done()).counts),
             }
             for number, each in sorted(self._workers.items())
         ]
-
-    def _pace_is_0(self) -> bool:
-        return len(self._pace) < 2 or self._pace[0][1] == self._pace[-1][1]
 
     def _rate(self, tried: int, now: float, *, is_last: bool) -> float:
         if is_last:
@@ -292,21 +283,11 @@ class Work:
 
 def looked(processor: str) -> None:
     """Take note that this host has looked for rows of a processor."""
-    table = Look.objects.using(alias())
-    own = table.filter(processor=processor, host=host())
-    if own.update(looked_at=DatabaseNow()):
-        return
-    try:
-        table.create(processor=processor, host=host(), looked_at=DatabaseNow())
-    except IntegrityError:  # another process of this host was first
-        own.update(looked_at=DatabaseNow())
+    Look.objects.using(alias()).update_or_create(
+        processor=processor, host=host(), defaults={"looked_at": DatabaseNow()}
+    )
 
 
 def host() -> str:
     """Return the name of this host, as the ledger keeps it."""
     return socket.gethostname()[:HOST]
-
-
-def _read(counts: Mapping[str, int]) -> dict[str, int]:
-    # By name, because the run may add a name meanwhile.
-    return {name: number for name in KEPT if (number := counts.get(name, 0))}

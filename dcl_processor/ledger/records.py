@@ -1,21 +1,24 @@
-"""What runs have done, and for how long that is kept."""
+"""What runs and operators have done, and how processors stand now."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Q, QuerySet, Value, When
 
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 
-from .models import OperatorAction, RecordedRun
-from .orders import Subject, name_of
+from .models import TEXT, Control, Look, OperatorAction, RecordedRun
+from .orders import ALL, Subject, is_paused, name_of, person
 from .recording import KEPT
-from .tables import alias, utc
+from .tables import Plain, alias, utc, waiting_for
+
+R = TypeVar("R", bound=Plain)
 
 #: Seconds without a heartbeat after which a run is shown as lost. Nothing else follows from it:
 #: leases and locks decide which rows are free.
@@ -29,7 +32,7 @@ CHUNK, MOST_PRUNED = 1_000, 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Plain):
     """One start of a command, or one call of ``run()``; times are in UTC."""
 
     id: str
@@ -49,14 +52,6 @@ class Recorded:
     stopped: str
     error: str
     workers: list[dict[str, Any]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
-        found = asdict(self)
-        return {
-            name: value.isoformat() if isinstance(value, datetime) else value
-            for name, value in found.items()
-        }
 
 
 def history(processor: Subject | None = None, *, limit: int = 50) -> list[Recorded]:
@@ -78,27 +73,53 @@ def live() -> Q:
 def _recorded(row: Any) -> Recorded:
     lost = row.heartbeat_at <= row.clock - timedelta(seconds=LOST_AFTER)
     unfinished = "lost" if lost else "running"
-    started, heartbeat = utc(row.started_at), utc(row.heartbeat_at)
-    assert started is not None
-    assert heartbeat is not None
-    return Recorded(
-        id=str(row.pk),
-        processor=row.processor,
-        kind=row.kind,
-        host=row.host,
-        pid=row.pid,
-        started_at=started,
-        heartbeat_at=heartbeat,
-        finished_at=utc(row.finished_at),
-        state=unfinished if row.finished_at is None else "finished",
-        counts={name: getattr(row, name) for name in KEPT},
-        handler_seconds=row.handler_seconds,
-        slowest=row.slowest,
-        rate=row.rate,
-        stopped=row.stopped,
-        error=row.error,
-        workers=row.workers,
-    )
+    state = unfinished if row.finished_at is None else "finished"
+    counts = {name: getattr(row, name) for name in KEPT}
+    return _read(row, Recorded, id=str(row.pk), state=state, counts=counts)
+
+
+def _read(row: Any, kind: type[R], **more: Any) -> R:
+    """Return the columns of a row that the class has, and more."""
+    names = (each.name for each in fields(kind) if each.name not in more)
+    values = {name: getattr(row, name) for name in names}
+    times = {name: utc(value) for name, value in values.items() if isinstance(value, datetime)}
+    return kind(**{**values, **times, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction(Plain):
+    """One ``requeue``, ``mark-done`` or ``discard`` of the command; the time is in UTC."""
+
+    processor: str
+    action: str
+    by: str
+    at: datetime
+    rows: int
+    keys: str
+    values: str
+    reason: str
+    error: str
+
+
+def add_action(processor: Subject, action: str, *, by: str = "", rows: int, **texts: str) -> None:
+    """Record an action; ``texts``: ``keys``, ``values``, ``reason`` and ``error``."""
+    name = name_of(processor)
+    kept = {column: text[:TEXT] for column, text in texts.items()}
+    with waiting_for(name):
+        OperatorAction.objects.using(alias()).create(
+            processor=name, action=action, by=person(by), at=DatabaseNow(), rows=rows, **kept
+        )
+
+
+def actions(processor: Subject | None = None, *, limit: int = 50) -> list[RecordedAction]:
+    """Return the last actions of operators, the newest first.
+
+    ``processor``: a processor, or its name; ``None``: all. ``limit``: the most actions.
+    """
+    found = OperatorAction.objects.using(alias()).order_by("-at", "-pk")
+    if processor is not None:
+        found = found.filter(processor=name_of(processor))
+    return [_read(row, RecordedAction) for row in found[:limit]]
 
 
 def prune(older_than: timedelta | float | None = None) -> int:
@@ -133,3 +154,140 @@ def _delete(table: QuerySet[Any], old: QuerySet[Any]) -> int:
         table.filter(pk__in=keys).delete()
         deleted += len(keys)
     return deleted
+
+
+# --- what is paused, who has seen it, and what is at work
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause; ``seconds``: how long it has lasted; ``of_all``: it is that of all processors."""
+
+    since: datetime
+    seconds: float
+    by: str
+    reason: str
+    until: datetime | None
+    of_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State(Plain):
+    """What the ledger has of one processor now; times are in UTC."""
+
+    name: str
+    #: "running", "pausing" (commands are still at work) or "paused".
+    phase: str = "running"
+    pause: Pause | None = None
+    #: The commands at work since the pause, how many of them have seen it, and how many of all are
+    #: lost: their last heartbeat is more than a minute ago.
+    commands: int = 0
+    seen: int = 0
+    lost: int = 0
+    #: Failures in a row, on all machines; and until when the breaker lets no row start.
+    failures: int = 0
+    open_until: datetime | None = None
+    #: "closed", "open", or "half-open": one row may be tried.
+    breaker: str = "closed"
+    #: When each host has last looked for rows.
+    looked_at: dict[str, datetime] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """Return one line for people; empty if nothing keeps rows from starting."""
+        if self.pause is not None:
+            return self._pause_in_words(self.pause)
+        if self.breaker == "open" and self.open_until is not None:
+            return (
+                f"the breaker is open until {_time(self.open_until)}, after {self.failures} "
+                "failures in a row"
+            )
+        return "the breaker lets one row be tried" if self.breaker == "half-open" else ""
+
+    def _pause_in_words(self, pause: Pause) -> str:
+        what = "all processors are paused" if pause.of_all else self.phase
+        until = f", until {_time(pause.until)}" if pause.until else ""
+        why = f": {pause.reason}" if pause.reason else ""
+        seen = ""
+        if self.phase == "pausing":
+            seen = f" ({self.seen} of {self.commands} commands have seen it)"
+        lost = f" ({self.lost} lost)" if self.lost else ""
+        return f"{what} since {_time(pause.since)} by {pause.by}{until}{why}{seen}{lost}"
+
+
+def state(processor: Subject) -> State:
+    """Return the state of one processor: what keeps its rows from starting, if anything."""
+    return states([processor])[0]
+
+
+def states(processors: Iterable[Subject]) -> list[State]:
+    """Return the states of several processors, in this order; three queries for all of them."""
+    names = [name_of(each) for each in processors]
+    using = alias()
+    wanted = Control.objects.using(using).filter(processor__in=[ALL, *names])
+    rows = {row.processor: row for row in wanted.annotate(clock=DatabaseNow())}
+    since = min((row.paused_at for row in rows.values() if row.paused_at), default=None)
+    recent = Q(finished_at=None)
+    if since is not None:
+        recent |= Q(finished_at__gte=since)  # those that have ended since the pause have seen it
+    runs = RecordedRun.objects.using(using).filter(recent, processor__in=names)
+    at_work = list(runs.annotate(is_live=Case(When(live(), then=Value(1)), default=Value(0))))
+    looks = list(Look.objects.using(using).filter(processor__in=names))
+    return [
+        _state(
+            name,
+            [row for each in (name, ALL) if (row := rows.get(each)) is not None],
+            [run for run in at_work if run.processor == name],
+            [look for look in looks if look.processor == name],
+        )
+        for name in names
+    ]
+
+
+def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> State:
+    paused = [row for row in rows if is_paused(row)]
+    own = next((row for row in rows if row.processor == name), None)
+    alive = [run for run in runs if run.finished_at is None and run.is_live]
+    lost = [run for run in runs if run.finished_at is None and not run.is_live]
+    found: dict[str, Any] = {"lost": len(lost)}
+    if paused:
+        # The pause of all processors is named first, because it has to be ended first.
+        row = min(paused, key=lambda row: row.processor)
+        seen = sum(each.revision for each in rows)
+        ended = [run for run in runs if run.finished_at and run.finished_at >= row.paused_at]
+        have_seen = [run for run in alive if run.seen >= seen]
+        # A command that has not read the pause may start a row. A command that has read it may
+        # still handle a row.
+        not_yet = [run for run in alive if run.seen < seen or run.at_work]
+        found |= {
+            "phase": "pausing" if not_yet else "paused",
+            "pause": _pause(row),
+            "commands": len(alive) + len(ended),
+            "seen": len(have_seen) + len(ended),
+        }
+    if own is not None:
+        found |= _breaker(own)
+    return State(name, looked_at={look.host: utc(look.looked_at) for look in looks}, **found)
+
+
+def _pause(row: Any) -> Pause:
+    return Pause(
+        since=utc(row.paused_at),
+        seconds=round((utc(row.clock) - utc(row.paused_at)).total_seconds(), 3),
+        by=row.paused_by,
+        reason=row.reason,
+        until=utc(row.paused_until),
+        of_all=row.processor == ALL,
+    )
+
+
+def _breaker(row: Any) -> dict[str, Any]:
+    if row.open_until is None:
+        return {"failures": row.failures}
+    until = utc(row.open_until)
+    kind = "open" if until > utc(row.clock) else "half-open"
+    return {"failures": row.failures, "open_until": until, "breaker": kind}
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

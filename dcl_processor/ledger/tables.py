@@ -1,10 +1,12 @@
-"""Where the ledger's tables are, and their rows."""
+"""Where the ledger's tables are, their rows, and what all that is read from them has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import QuerySet
@@ -15,6 +17,8 @@ from dcl_processor.exceptions import LedgerLocked
 from dcl_processor.locking.row_locks import lock_timeout
 
 from .models import Control
+
+Time = TypeVar("Time", bound=datetime | None)
 
 #: Seconds that a statement of an order waits for a lock of another session.
 LOCK_WAIT = 10.0
@@ -55,17 +59,31 @@ def waiting_for(name: str) -> Iterator[None]:
 
 def ensure(name: str) -> None:
     """Make the row of a processor, if there is none."""
-    with waiting_for(name):
-        if row_of(name).exists():
-            return
-    # Another worker, or an operator, may make it at the same time.
-    with suppress(IntegrityError), waiting_for(name), transaction.atomic(using=alias()):
-        Control.objects.using(alias()).create(processor=name)
+    # Another worker, or an operator, may make it at the same time, and an older snapshot lack it.
+    with suppress(IntegrityError), waiting_for(name):
+        Control.objects.using(alias()).get_or_create(processor=name)
 
 
-def utc(at: datetime | None) -> datetime | None:
+def utc(at: Time) -> Time:
     """Return a time of the ledger in UTC."""
     if at is None:
-        return None
-    aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
-    return aware.astimezone(UTC)
+        return at
+    zone = timezone.get_default_timezone()
+    aware: Any = timezone.make_aware(at, zone) if at.tzinfo is None else at
+    return aware.astimezone(UTC)  # type: ignore[no-any-return]  # a datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A value that can be shown as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
+        found: dict[str, Any] = _plain(asdict(self))
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -42,123 +42,57 @@ def take(name: str, rate: float, wanted: int, *, whole: bool = False) -> Grant:
 
     ``whole``: all of them, if one is free; the next windows pay for the rest.
     """
-    grant = Grant(0, 0.1)
+    # Seconds of a window, and its tokens. If these are not a whole number, some windows have one
+    # more, and all together the rate.
+    length, each = max(1.0, 1 / rate), max(1.0, rate)
+
+    def before(number: int) -> int:
+        """Return the tokens of all windows since 1970 before one."""
+        return math.floor(number * each)
+
     for _ in range(TRIES):
         found = _read(name)
         if found is None:
             ensure(name)
             continue
         now, window, used = found
-        windows = Windows(rate)
-        number = windows.at(now)
-        # Also those of the windows before, as far as they had no tokens for them.
-        spent = windows.left_of(used, since=window, before=number)
-        free = windows.tokens(number) - spent
+        number = math.floor(now / length)
+        # Also those of the windows before, as far as they had no tokens for them. A later window is
+        # one of another rate, or by a clock that went back.
+        is_known = window <= number
+        spent = max(0, used - (before(number) - before(window))) if is_known else 0
+        free = before(number + 1) - before(number) - spent
         if free <= 0:
-            return Grant(0, windows.wait(now, spent))
-        left = windows.wait(now, 0)
-        grant = Grant(wanted if whole else min(wanted, free), left)
+            paid = math.ceil((before(number) + spent + 1) / each) - 1
+            return Grant(0, max(number + 1, paid) * length - now)
+        tokens = wanted if whole else min(wanted, free)
         # Race: over the rate. Another worker may have taken tokens since they were read: then this
         # statement finds no row, and the tokens are read again.
         taken = row_of(name).filter(window=window, used=used)
-        if taken.update(window=number, used=spent + grant.tokens):
-            return grant
-    return Grant(0, min(grant.seconds, 0.1))
+        if taken.update(window=number, used=spent + tokens):
+            return Grant(tokens, (number + 1) * length - now)
+    return Grant(0, 0.1)
 
 
 def _read(name: str) -> tuple[float, int, int] | None:
     row = row_of(name).annotate(clock=DatabaseNow()).values_list("clock", "window", "used").first()
     if row is None:  # emptied in this moment
         return None
-    now = utc(row[0])
-    assert now is not None
-    return now.timestamp(), row[1], row[2]
-
-
-class Windows:
-    """The windows of a rate, numbered from 1970 on."""
-
-    def __init__(self, rate: float) -> None:
-        #: Seconds of a window.
-        self.length = max(1.0, 1 / rate)
-        self._each = max(1.0, rate)
-
-    def at(self, now: float) -> int:
-        """Return the number of the window at a time."""
-        return math.floor(now / self.length)
-
-    def tokens(self, number: int) -> int:
-        """Return how many tokens a window has.
-
-        If that is not a whole number, some windows have one more, and all together the rate.
-        """
-        return self._before(number + 1) - self._before(number)
-
-    def _before(self, number: int) -> int:
-        return math.floor(number * self._each)
-
-    def left_of(self, used: int, *, since: int, before: int) -> int:
-        """Return which of the tokens that were taken since a window later ones have to pay."""
-        if since > before:
-            return 0  # of another rate, whose windows were shorter, or by a clock that went back
-        return max(0, used - (self._before(before) - self._before(since)))
-
-    def wait(self, now: float, spent: int) -> float:
-        """Return the seconds until a window with a free token, from the next one on."""
-        first = self.at(now)
-        enough = math.ceil((self._before(first) + spent + 1) / self._each) - 1
-        number = max(first + 1, enough)
-        return number * self.length - now
-
-
-class Share:
-    """The tokens that a process was granted in its last window: its rate without the ledger.
-
-    The runs of a processor in one process have it together, also one after another.
-    """
-
-    def __init__(self) -> None:
-        self._tokens = 0
-        #: The end of the window, by the monotonic clock.
-        self._until = 0.0
-        self._lock = threading.Lock()
-
-    def note(self, grant: Grant, now: float) -> None:
-        """Take note of what the ledger has granted."""
-        if not grant.tokens:
-            return
-        with self._lock:
-            before = self._tokens if now < self._until else 0
-            self._tokens = before + grant.tokens
-            self._until = max(self._until, now + grant.seconds)
-
-    def take(self, wanted: int, now: float, length: float, *, whole: bool) -> Grant:
-        """Return the share once in each window; ``length``: the seconds of a window.
-
-        ``whole``: at least so many as are wanted, and the next windows pay.
-        """
-        with self._lock:
-            if not self._tokens:
-                return Grant(0, GIVE_UP)
-            if now < self._until:
-                return Grant(0, self._until - now)
-            tokens = max(self._tokens, wanted if whole else 0)
-            seconds = length * math.ceil(tokens / self._tokens)
-            self._until = now + seconds
-            return Grant(tokens, seconds)
+    return utc(row[0]).timestamp(), row[1], row[2]
 
 
 class Tokens:
-    """The tokens of one run; ``ask`` calls the function ``take()`` at the ledger.
+    """The tokens of a processor in this process, whose runs share them, also one after another.
 
-    ``share``: that of the process, for the time in which the ledger cannot be asked.
+    ``ask`` calls the function ``take()`` at the ledger. While that cannot be asked, each window has
+    as many tokens as the last one for which it could: the rate without the ledger.
     """
 
-    def __init__(self, rate: float, ask: Callable[[int, bool], Grant], share: Share) -> None:
+    def __init__(self, rate: float, ask: Callable[[int, bool], Grant]) -> None:
         self._rate = rate
         self._ask = ask
-        self._share = share
-        #: The number of this window, among those of the run.
+        self._lock = threading.Lock()
+        #: The number of this window, among those of the process.
         self.window = 0
         self._tokens = 0
         self._valid_until = 0.0
@@ -166,6 +100,9 @@ class Tokens:
         #: Rows that used a token in this window, and in the last one.
         self._used = 0
         self._used_before = 0
+        #: What the ledger has granted for this window, and for the last one with a grant.
+        self._granted = 0
+        self._granted_before = 0
 
     def hold(self) -> Hold | None:
         """Return until when no row may start; ``None``: it is worth asking."""
@@ -174,32 +111,38 @@ class Tokens:
             return None
         return Hold("throttled", self._held_until - now)
 
-    def take(self, wanted: int, *, whole: bool) -> int:
-        """Return how many of so many rows may start; ``whole``: all of them or none."""
-        if time.monotonic() >= self._valid_until:
-            self._begin_window()
-        if self._tokens < wanted:
-            self._get(wanted, whole=whole)
-        if whole and self._tokens < wanted:
-            self._tokens = 0  # too few for a call; they are lost with their window
-        taken = min(wanted, self._tokens)
-        self._tokens -= taken
-        self._used += taken
-        return taken
+    def take(self, wanted: int, *, whole: bool) -> tuple[int, int]:
+        """Return how many of so many rows may start, and the number of the window.
+
+        ``whole``: all of them or none.
+        """
+        with self._lock:
+            if time.monotonic() >= self._valid_until:
+                self._begin_window()
+            if self._tokens < wanted:
+                self._get(wanted, whole=whole)
+            if whole and self._tokens < wanted:
+                self._tokens = 0  # too few for a call; they are lost with their window
+            taken = min(wanted, self._tokens)
+            self._tokens -= taken
+            self._used += taken
+            return taken, self.window
 
     def give_back(self, rows: int, window: int) -> None:
         """Take back the tokens of rows that were not started; ``window``: in which they were got.
 
         Those of an earlier window are lost: a later one has no more tokens than it was granted.
         """
-        if window == self.window:
-            self._tokens += rows
-            self._used -= rows
+        with self._lock:
+            if window == self.window:
+                self._tokens += rows
+                self._used -= rows
 
     def _begin_window(self) -> None:
         self.window += 1
         self._tokens = 0
         self._used_before, self._used = self._used, 0
+        self._granted_before, self._granted = self._granted or self._granted_before, 0
 
     def _get(self, wanted: int, *, whole: bool) -> None:
         """Get tokens: as many as in the last window, and twice as many if these are used up."""
@@ -213,12 +156,21 @@ class Tokens:
         try:
             grant = self._ask(enough, whole)
         except UnreachableError:
-            length = Windows(self._rate).length
-            grant = self._share.take(enough, now, length, whole=whole)
+            grant = self._without_the_ledger(wanted, now, whole=whole)
         else:
-            self._share.note(grant, now)
+            self._granted += grant.tokens
         if grant.tokens or not self._tokens:
             self._valid_until = now + grant.seconds
         self._tokens += grant.tokens
         if grant.tokens < enough:
             self._held_until = now + grant.seconds
+
+    def _without_the_ledger(self, wanted: int, now: float, *, whole: bool) -> Grant:
+        if now < self._valid_until:
+            return Grant(0, self._valid_until - now)
+        if not self._granted_before:
+            return Grant(0, GIVE_UP)
+        tokens = max(self._granted_before, wanted if whole else 0)
+        # What is handled together may need more, and the next windows pay.
+        windows = math.ceil(tokens / self._granted_before)
+        return Grant(tokens, windows * max(1.0, 1 / self._rate))

@@ -483,10 +483,10 @@ def leave_trace(
     log_fields.log(logger, logging.INFO, "%s: %s by %s: %s", name, action, by, said, extra=extra)
     if oversight.installed() is None:
         return
-    from dcl_processor.ledger import reading
+    from dcl_processor.ledger import records
 
     try:
-        reading.add_action(processor, action, by=by, rows=rows, keys=keys, **texts)
+        records.add_action(processor, action, by=by, rows=rows, keys=keys, **texts)
     except Exception as raised:  # noqa: BLE001  # as above
         message = "%s: the ledger has no record of this %s: %s"
         log_fields.log(logger, logging.WARNING, message, name, action, raised, extra=extra)

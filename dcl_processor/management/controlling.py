@@ -30,8 +30,7 @@ from .choosing import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
 from .output import Output
 
 if TYPE_CHECKING:
-    from dcl_processor.ledger.reading import RecordedAction
-    from dcl_processor.ledger.records import Recorded
+    from dcl_processor.ledger.records import Recorded, RecordedAction
 
 LEDGER = "dcl_processor.ledger"
 

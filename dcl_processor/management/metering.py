@@ -18,7 +18,7 @@ from .choosing import USAGE_ERROR
 
 if TYPE_CHECKING:
     from dcl_processor.contrib.prometheus.exposition import TextFile
-    from dcl_processor.metrics.collector import Collector, Tally
+    from dcl_processor.metrics import Collector, Tally
     from dcl_processor.processes.pool import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
@@ -58,7 +58,7 @@ def exported(names: Sequence[str], options: dict[str, Any]) -> Iterator[OnCounts
         yield None
         return
     refuse_without_client("--metrics-port and --metrics-file")
-    from dcl_processor.metrics.collector import Collector  # not for others
+    from dcl_processor.metrics import Collector  # not for others
 
     with ExitStack() as stack:
         collectors: list[Collector] = []
@@ -111,7 +111,7 @@ def _written(collector: Collector, path: Path) -> Iterator[None]:
     In a thread: another command may have the lock of the file, and may be stopped.
     """
     from dcl_processor.contrib.prometheus.exposition import TextFile  # an extra
-    from dcl_processor.metrics.collector import repeated
+    from dcl_processor.metrics import repeated
 
     file = _Written(collector, TextFile(path))
     try:

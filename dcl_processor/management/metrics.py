@@ -41,17 +41,18 @@ def add_arguments(parser: CommandParser) -> None:
 def handle(output: Output, options: dict[str, Any]) -> None:
     """Write the metrics; raise ``CommandError`` if one is absent that should be there."""
     refuse_without_client("processors metrics")
-    from dcl_processor.contrib.prometheus import exposition, gauges  # an extra
+    from dcl_processor.contrib import prometheus  # an extra
+    from dcl_processor.contrib.prometheus import exposition
     from dcl_processor.insights.status import TIMEOUT
 
     names, seconds = options["names"], options["timeout"]
     chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
     left_out = [] if names else registry.broken()
     output.left_out(left_out)
-    found = gauges.read(
+    found = prometheus.read(
         chosen, using=options["using"], seconds=TIMEOUT if seconds is None else seconds
     )
-    metrics = list(gauges.gauges(found))
+    metrics = list(prometheus.gauges(found))
     path: Path | None = options["metrics_file"]
     if path is None:
         output.answer(_document(metrics), exposition.text(metrics))

@@ -37,7 +37,7 @@ from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
 
 if TYPE_CHECKING:
-    from dcl_processor.metrics.collector import Tally
+    from dcl_processor.metrics import Tally
 
 #: Takes a processor's name, and what one of several workers has counted since its last message.
 OnCounts = Callable[[str, "Tally"], None]
@@ -239,7 +239,7 @@ def are_counts_wanted(on_counts: OnCounts | None) -> bool:
 
 def counts_sent(send: Send, *, is_share: bool) -> AbstractContextManager[None]:
     """Send what is counted in the block to the parent; ``is_share``: of one run of several."""
-    from dcl_processor.metrics.collector import sent
+    from dcl_processor.metrics import sent
 
     return sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
 
@@ -258,7 +258,7 @@ def tell_of_success(
     """Report the success of a run that several workers share; each sees only its own rows."""
     if on_counts is None or not all(isinstance(each, Report) for each in workers):
         return
-    from dcl_processor.metrics.collector import (
+    from dcl_processor.metrics import (
         Tally,
         succeeded,  # not for others
     )

@@ -20,7 +20,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dcl_processor import batch_processor, operator_writes, registry
-from dcl_processor.admin_page import audit, choosing, plan
+from dcl_processor.admin_page import audit, choosing
 from dcl_processor.admin_page.models import Processor
 from sample_app.shop.models import Cart, Payment
 from sample_app.shop.processors import capture_payments, expire_carts
@@ -177,7 +177,7 @@ def test_a_request_ends_in_its_time_although_each_row_of_a_chunk_takes_long(
     """The database refuses the values for the chunk, and then for each row."""
     now, update = [0.0], operator_writes.Write._update
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
-    for module in (operator_writes, plan):
+    for module in (operator_writes, choosing):
         monkeypatch.setattr(module, "time", clock)
 
     def slowly(write: Any, pks: Any, values: Any) -> None:
@@ -264,7 +264,7 @@ def test_a_confirmation_is_for_one_user_and_for_an_hour(
     post(other, ACT, plan=hidden(asked))
     assert states() == [State.REFUSED] * 5
 
-    monkeypatch.setattr(plan, "MAX_AGE", -1)
+    monkeypatch.setattr(choosing, "MAX_AGE", -1)
     post(operator, ACT, plan=hidden(asked))
     assert states() == [State.REFUSED] * 5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -101,11 +100,6 @@ def test_an_address_carries_the_first_count_and_the_latest() -> None:
     # Of other processors, or in another order, the counts are not known.
     assert parse(text, ["ü", "shop.a@b,c", "none"]) == {}
     assert parse(text, ["shop.a@b,c"]) == {}
-
-
-@given(st.text() | st.binary().map(lambda read: urlsafe_b64encode(read).decode()))
-def test_any_address_is_read(text: str) -> None:
-    parse(text, ["a", "b"])
 
 
 @given(

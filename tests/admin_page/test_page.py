@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dcl_processor import backlog, registry
-from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels, permissions, plan
+from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels, permissions
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
@@ -226,8 +226,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         panels.PAGE,
         choosing.MOST,
         choosing.BUDGET,
-        plan.LONGEST,
-        plan.MAX_AGE,
+        choosing.LONGEST,
+        choosing.MAX_AGE,
         changelist.MOST_NOW,
         mixin.LONGEST,
         audit.MOST_ENTRIES,

@@ -13,7 +13,6 @@ from uuid import uuid4
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,7 +20,7 @@ from dcl_processor import BatchProcessor, Retry, batch_processor, operator_write
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
-from dcl_processor.operator_writes import Write, Written, as_seen
+from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
@@ -35,6 +34,14 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
     given = {"reset": {"claimed": False}, "failed": {"dead": True}}
     return the.at_most_once(handler, **{**given, **options})
+
+
+@batch_processor(
+    pending=lambda: Trailer.objects.filter(inspected=False),
+    done={"inspected": True},
+    reset={"inspected": False, "axles": 2},
+)
+def inspect(trailer: Trailer) -> None: ...
 
 
 def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
@@ -112,33 +119,6 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     said = f"leaves 1 row as it is ({young.pk}): leased by a worker, claimed less than 60 s ago"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
-
-
-@pytest.mark.parametrize(
-    ("chosen", "changed"),
-    [
-        ({"claimed": True, "claimed_at": hours_ago(1)}, {"done": True, "claimed_at": None}),
-        ({}, {"claimed": True, "claimed_at": Now()}),
-    ],
-    ids=["settled", "claimed"],
-)
-def test_requeue_asks_under_the_lock_what_a_worker_has_done_since(
-    chosen: dict[str, Any], changed: dict[str, Any]
-) -> None:
-    """Interleaving: the row is chosen; a worker settles or claims it; then it is locked."""
-    row, other = the.errands(2)
-    table = Errand.objects.filter(pk=row.pk)
-    table.update(**chosen)
-
-    def change() -> None:
-        the.elsewhere(lambda: table.update(**changed))
-
-    with before_statement(is_lock, change):
-        assert processor().requeue(Errand.objects.all()) == 1
-    said = the.state(row)
-    assert said["claimed"]
-    assert (said["done"], said["claimed_at"]) in {(True, False), (False, True)}
-    assert the.untouched(other)
 
 
 @pytest.mark.parametrize("act", ["mark_done", "discard"])
@@ -314,9 +294,10 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     now: dict[str, Any] = {**mine.values().get()}
     assert [name for name in now if now[name] != before[name]] == ["result"]
     assert the.state(other)["dead"] is False
-    # So it is left as well if it changed before the rows were chosen, and after they were shown.
-    taken, changed = as_seen(to_requeue(run, mine).choose(), seen)
-    assert ([*taken], changed) == ([], [row.pk])
+    # So it is left as well if it changed after it was shown, and before it is written to.
+    written = Written()
+    to_requeue(run, mine).to_free({row.pk: seen[row.pk]}, written, seconds=1)
+    assert written == Written([], [row.pk])
 
 
 @pytest.mark.parametrize(("size", "tried"), [(1, 1), (2, 2), (10, 3)])
@@ -389,8 +370,6 @@ def test_values_of_a_class_of_the_projects_own_are_compared_by_their_texts(
         cursor.execute("UPDATE tests_errand SET result = 'two' WHERE id = %s", [rows[0].pk])
     changed = [rows[0].pk] if is_seen else []
     others = [each.pk for each in rows if each.pk not in changed]
-    same, not_same = as_seen(write.choose(), chosen)
-    assert ([*same], not_same) == (others, changed)
     write.to_free(chosen, written, seconds=1)
     assert written == Written(others, changed)
 
@@ -538,13 +517,6 @@ if HAS_ROW_LOCKS:
         [_, second, third] = [
             Trailer.objects.create(id=pk, inspected=True, axles=3) for pk in (3, 9, 1)
         ]
-
-        @batch_processor(
-            pending=lambda: Trailer.objects.filter(inspected=False),
-            done={"inspected": True},
-            reset={"inspected": False, "axles": 2},
-        )
-        def inspect(trailer: Trailer) -> None: ...
 
         begins, locks = Event(), list[str]()
 
@@ -703,14 +675,6 @@ def test_a_database_with_one_lock_is_tried_until_the_time_is_used_up(
 
 def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:
     """The keys of the parts differ from the rows' own."""
-
-    @batch_processor(
-        pending=lambda: Trailer.objects.filter(inspected=False),
-        done={"inspected": True},
-        reset={"inspected": False, "axles": 2},
-    )
-    def inspect(trailer: Trailer) -> None: ...
-
     Vehicle.objects.create()
     rows = [Trailer.objects.create(inspected=True, axles=3) for _ in range(2)]
     part = Vehicle.objects.filter(pk=rows[0].vehicle_id)

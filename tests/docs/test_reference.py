@@ -33,12 +33,10 @@ from dcl_processor import (
     worker_name,
 )
 from dcl_processor.contrib import celery, otel, prometheus
-from dcl_processor.contrib.prometheus import exposition, gauges
+from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
-from dcl_processor.ledger.reading import RecordedAction
-from dcl_processor.ledger.records import Recorded
-from dcl_processor.ledger.standing import Pause, State
+from dcl_processor.ledger.records import Pause, Recorded, RecordedAction, State
 from dcl_processor.management.commands.processors import MODULES, Command
 from dcl_processor.processor import RunParameters
 from dcl_processor.report import DryRun, Failure
@@ -221,7 +219,7 @@ def test_every_metric_is_listed_with_its_type_and_its_labels() -> None:
     of_runs = [[sample_name(each), each.type, labels(each)] for each in exposition.families({})]
     assert [line[:3] for line in rows(MONITORING, "Metrics of runs")] == of_runs
     assert [line[:3] for line in rows(MONITORING, "Metrics of the database")] == [
-        [each.name, each.type, labels(each)] for each in gauges.gauges([])
+        [each.name, each.type, labels(each)] for each in prometheus.gauges([])
     ]
 
 

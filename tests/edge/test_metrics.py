@@ -26,13 +26,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 import dcl_processor.contrib
-from dcl_processor import observers, registry
+from dcl_processor import metrics, observers, registry
 from dcl_processor.contrib import prometheus
-from dcl_processor.contrib.prometheus import exposition, gauges
-from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile, parsed
+from dcl_processor.contrib.prometheus import exposition
+from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile
 from dcl_processor.management import metering
-from dcl_processor.metrics import collector
-from dcl_processor.metrics.collector import Distribution, Tally, sent
+from dcl_processor.metrics import Distribution, Tally, sent
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import workers_counted
@@ -87,9 +86,18 @@ def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
 # --- counting
 
 
-def test_a_tally_comes_back_from_its_exposition() -> None:
-    tallies = {"shop.a": full(), "shop.b": Tally()}
-    assert parsed(exposition.text(exposition.families(tallies))) == tallies
+def written(**tallies: Tally) -> Any:
+    return samples(exposition.text(exposition.families(tallies)))
+
+
+def test_tallies_are_added_to_those_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "dcl.prom"
+    TextFile(path).add({"a": full(), "b": full()})
+    later, both = full(), full()
+    later.last_success = both.last_success = 1_800_000_000.0
+    TextFile(path).add({"c": full(), "a": later})
+    both.merge(full())
+    assert samples(path.read_text()) == written(a=both, b=full(), c=full())
 
 
 def test_a_value_at_a_bound_is_in_its_bucket() -> None:
@@ -114,7 +122,7 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing else happens in its process for as long as a watch waits."""
-    monkeypatch.setattr(collector, "INTERVAL", 0.01)
+    monkeypatch.setattr(metrics, "INTERVAL", 0.01)
     arrived = threading.Event()
     messages: list[int] = []
 
@@ -159,7 +167,7 @@ def test_a_file_whose_lock_another_process_keeps_costs_no_run(
             flock(other, exposition.fcntl.LOCK_UN)
     (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
     assert f"another process has kept {path}.lock for 0.05 s" in told.getMessage()
-    assert parsed(path.read_text()) == {"shop.a": full()}
+    assert samples(path.read_text()) == written(**{"shop.a": full()})
 
 
 def test_commands_add_to_the_file(tmp_path: Path, manage: Manage) -> None:
@@ -188,15 +196,27 @@ def test_two_commands_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, range(40)))
-    assert parsed(path.read_text())["shop.a"].rows["processed"] == 200
+    assert rows(path.read_text(), "shop.a")["processed"] == 200
 
 
-@pytest.mark.parametrize("content", ["{", 'x{processor="a"} nothing', "\x00"])
+OTHER_BOUNDS = "\n".join(
+    f'{exposition.HANDLER}_bucket{{processor="shop.a",le="{bound}"}} 7.0'
+    for bound in ("9.0", "+Inf")
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", 'x{processor="a"} nothing', "\x00"),
+        f"# TYPE {exposition.HANDLER} histogram\n{OTHER_BOUNDS}\n",
+    ],
+)
 def test_a_file_with_other_contents_is_replaced(tmp_path: Path, content: str) -> None:
     path = tmp_path / "dcl.prom"
     path.write_text(content)
     TextFile(path).add({"shop.a": full()})
-    assert parsed(path.read_text()) == {"shop.a": full()}
+    assert samples(path.read_text()) == written(**{"shop.a": full()})
 
 
 def test_the_workers_of_a_command_are_counted_by_their_parent(
@@ -413,24 +433,24 @@ def test_a_gauge_that_could_not_be_read_is_absent(tmp_path: Path) -> None:
 def test_more_rows_than_are_counted_are_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     from dcl_processor.insights.answer import Answer, How
 
-    assert gauges._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
-    assert gauges._value(Answer(10_000)) == 10_000.0
-    assert gauges._value(Answer.unknown("why")) is None
+    assert prometheus._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
+    assert prometheus._value(Answer(10_000)) == 10_000.0
+    assert prometheus._value(Answer.unknown("why")) is None
     # A rate of it, or an alert, would follow the statistics of the table.
     estimated = Answer(1_000, How.ESTIMATED)
-    assert (gauges._value(estimated), gauges._is_unknown(estimated)) == (None, True)
-    assert gauges._value(Answer.not_recorded("why")) is None
+    assert (prometheus._value(estimated), prometheus._is_unknown(estimated)) == (None, True)
+    assert prometheus._value(Answer.not_recorded("why")) is None
 
 
 def test_a_scrape_within_the_time_sends_no_query(
     installed: None, django_assert_num_queries: Any
 ) -> None:
     parcels("")
-    found = gauges.Gauges(lambda: [deliver], fresh_for=0.0)
+    found = prometheus.Gauges(lambda: [deliver], fresh_for=0.0)
     first = [each.samples for each in found.collect()]
     with django_assert_num_queries(0):
         assert [each.samples for each in found.collect()] == first
-    found._read_at = time.monotonic() - gauges.FRESH_FOR
+    found._read_at = time.monotonic() - prometheus.FRESH_FOR
     parcels("")
     [pending, *_] = found.collect()
     assert [sample.value for sample in pending.samples] == [2.0]
@@ -441,7 +461,7 @@ def test_the_view_answers_in_the_format_that_is_asked_for(
 ) -> None:
     parcels("")
     own = CollectorRegistry()
-    own.register(gauges.Gauges(lambda: registry.processors().values()))
+    own.register(prometheus.Gauges(lambda: registry.processors().values()))
     monkeypatch.setattr(prometheus, "_gauges", own)
     plain = prometheus.gauges_view(RequestFactory().get("/metrics"))
     assert plain.status_code == 200
@@ -469,7 +489,7 @@ def test_a_run_without_the_options_imports_no_metrics_answers_ledger_or_page() -
         "import sys, django; django.setup()\n"
         "from django.core.management import call_command\n"
         "call_command('processors', 'run', 'warehouse.deliver')\n"
-        "print(*[each for each in sys.modules if each.startswith(('prometheus_client', "
+        "print(*[each for each in sys.modules if each.startswith(('celery', 'prometheus_client', "
         "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib', "
         "'dcl_processor.insights', 'dcl_processor.ledger', 'dcl_processor.admin_page'))])"
     )
@@ -496,8 +516,8 @@ def every_gauge() -> Iterator[Any]:
     from dcl_processor.insights.answer import Answer
     from dcl_processor.insights.status import Status
 
-    answers = {name: Answer(1) for name in gauges.GAUGES}
-    return gauges.gauges([Status("shop.a", "transactional", "default", answers)])
+    answers = {name: Answer(1) for name in prometheus.GAUGES}
+    return prometheus.gauges([Status("shop.a", "transactional", "default", answers)])
 
 
 def expressions() -> Iterable[str]:
@@ -556,8 +576,8 @@ def test_each_alert_is_complete_and_on_the_page(tmp_path: Path) -> None:
 def test_each_metric_is_on_the_dashboard() -> None:
     shown = {name for each in expressions() for name in QUERY.findall(each)}
     families = {metric.name for metric in exposition.families({})} | {
-        *(name for name, _ in gauges.GAUGES.values()),
-        gauges.UNKNOWN,
+        *(name for name, _ in prometheus.GAUGES.values()),
+        prometheus.UNKNOWN,
     }
     assert families == {re.sub(r"_(total|bucket|sum)$", "", name) for name in shown}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -13,12 +13,13 @@ from dcl_processor import Breaker, Report, Snooze, ledger
 from dcl_processor.candidates import scan
 from dcl_processor.engine.lane import Lane
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.ledger import breaking
+from dcl_processor.ledger import orders
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.overseer import LOOK
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.oversight import Hold
+from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -93,10 +94,10 @@ def test_failures_of_several_runs_count_together() -> None:
 def test_it_stays_closed_while_another_machine_succeeds(
     other_machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breaking, "RECENT", 600.0)
+    monkeypatch.setattr(orders, "RECENT", 600.0)
     the.errands(5)
     ensure(NAME)
-    breaking.succeeded(NAME, other_machine().id)
+    orders.note_success(NAME, other_machine().id)
     assert_run(processor(fail)(), failed=5)
     assert control().open_until is None
     # The success is too old to show anything.
@@ -154,12 +155,12 @@ def test_a_worker_that_dies_while_it_tries_a_row_keeps_the_others_waiting_for_a_
     ensure(NAME)
     half_open()
     dead, other = uuid4(), uuid4()
-    assert breaking.take_probe(NAME, dead)
-    assert not breaking.take_probe(NAME, other)
+    assert orders.take_probe(NAME, dead)
+    assert not orders.take_probe(NAME, other)
     Control.objects.update(probe_until=LONG_AGO)
-    assert breaking.take_probe(NAME, other)
+    assert orders.take_probe(NAME, other)
     # What the first one finds out later is not believed.
-    breaking.probe_succeeded(NAME, dead, dead)
+    orders.probe_succeeded(NAME, dead, dead)
     assert ledger.state(NAME).breaker == "half-open"
 
 
@@ -211,8 +212,8 @@ def test_a_run_whose_answer_was_lost_may_still_try_its_row() -> None:
     ensure(NAME)
     half_open()
     run = uuid4()
-    assert breaking.take_probe(NAME, run)
-    assert breaking.take_probe(NAME, run)
+    assert orders.take_probe(NAME, run)
+    assert orders.take_probe(NAME, run)
 
 
 def test_a_run_that_could_not_renew_its_try_in_time_starts_no_row(
@@ -221,27 +222,23 @@ def test_a_run_that_could_not_renew_its_try_in_time_starts_no_row(
     the.errands(5)
     processor(fail)()
     half_open()
-    monkeypatch.setattr(breaking, "PROBE_FOR", 0.0)
+    monkeypatch.setattr(orders, "PROBE_FOR", 0.0)
     assert_run(processor(the.ignore)(), stopped="breaker")
-
-
-class _NoCounts:
-    counts: Mapping[str, int] = {}
-    handler_seconds = slowest = 0.0
 
 
 @pytest.fixture
 def overseer(ledger: Ledger) -> Iterator[Any]:
     """Give the overseer of a run that is at work."""
     ensure(NAME)
-    found = ledger.of_run(processor(the.ignore), _NoCounts(), hands_out=False)
+    run = processor(the.ignore)
+    found = ledger.of_run(run, Counters(run), hands_out=False)
     yield found
     found.end(Report(name=NAME), None)
 
 
 def test_a_run_whose_try_another_one_has_taken_starts_no_row(ledger: Ledger, overseer: Any) -> None:
     half_open()
-    ledger.read_again(NAME)
+    ledger.read([NAME])
     assert overseer.hold() is None
     Control.objects.update(probe=uuid4())
     overseer.tick()
@@ -255,7 +252,7 @@ def test_a_row_that_started_before_is_not_taken_for_the_one_that_is_tried(
     """It may end while the other one is at work: one more row would be tried, or all of them."""
     assert (overseer.hold(), overseer.take(1)) == (None, 1)
     half_open()
-    ledger.read_again(NAME)
+    ledger.read([NAME])
     hold = overseer.hold()
     assert (hold.stopped, hold.wait) == ("breaker", LOOK)
     overseer.note("processed")
@@ -271,9 +268,10 @@ def test_an_interrupt_while_its_try_is_given_up_ends_the_run_in_the_ledger(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure(NAME)
-    overseer = ledger.of_run(processor(the.ignore), _NoCounts(), hands_out=False)
+    run = processor(the.ignore)
+    overseer = ledger.of_run(run, Counters(run), hands_out=False)
     half_open()
-    ledger.read_again(NAME)
+    ledger.read([NAME])
     assert overseer.hold() is None
 
     def interrupt(*_: Any) -> None:
@@ -306,7 +304,7 @@ if SENDS_SEVERAL:  # elsewhere each COMMIT is sent at once
             real(self)
             if waited and len(handled) == 4:
                 Control.objects.filter(processor=NAME).update(**opened)
-                ledger.read_again(NAME)
+                ledger.read([NAME])
 
         monkeypatch.setattr(Lane, "settle", settle)
         report = processor(lambda row: handled.append(row.pk)).run(timeout=20)

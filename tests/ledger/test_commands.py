@@ -21,7 +21,7 @@ import dcl_processor.ledger as api
 from dcl_processor.admin_page import ledger as page
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import LedgerLocked
-from dcl_processor.ledger import reading, tables
+from dcl_processor.ledger import records, tables
 from dcl_processor.ledger.models import Control, RecordedRun
 from dcl_processor.management import controlling
 from dcl_processor.worker import this_user
@@ -325,7 +325,7 @@ def test_an_action_is_done_without_its_record_too(
     def refuse(*_: Any, **__: Any) -> None:
         raise OperationalError("no table")
 
-    monkeypatch.setattr(reading, "add_action", refuse)
+    monkeypatch.setattr(records, "add_action", refuse)
     done = manage("requeue", FETCH, "--pk", str(row.pk), "--force", "--yes")
     assert done.code == 0, done.err
     row.refresh_from_db()

@@ -14,15 +14,15 @@ from django.test import override_settings
 
 import dcl_processor.ledger as api
 from dcl_processor import Breaker
-from dcl_processor.ledger import breaking, reading
 from dcl_processor.ledger import desk as module
+from dcl_processor.ledger import ledger as process
+from dcl_processor.ledger import orders
 from dcl_processor.ledger.desk import (
     DEAD_AFTER,
     FIRST_PAUSE,
     MOST_REPLACED,
     PATIENCE,
     POLL,
-    REPLACE_EVERY,
     Desk,
     UnreachableError,
     _Line,
@@ -59,10 +59,6 @@ def answer() -> Iterator[threading.Event]:
     event.set()
 
 
-def ask(desk: Desk, do: Any) -> Any:
-    return desk.call(do)
-
-
 def test_a_question_that_was_given_up_is_not_put_later(answer: threading.Event) -> None:
     """It would take a token, or a try, that no run knows of."""
     asked: list[int] = []
@@ -74,17 +70,15 @@ def test_a_question_that_was_given_up_is_not_put_later(answer: threading.Event) 
         return False
 
     desk = Desk(tick, patience=the.PATIENCE)
-    ask(desk, lambda: None)
+    desk.call(lambda: None)
     the.wait(began)
     desk._patience = 0.1
     with pytest.raises(UnreachableError):
-        ask(desk, lambda: asked.append(0))
-    stuck = desk._stuck
-    assert stuck is not None
+        desk.call(lambda: asked.append(0))
+    desk._patience = the.PATIENCE
     answer.set()
-    the.wait(stuck.is_done)
-    assert asked == []
     desk.close()
+    assert asked == []
 
 
 def test_a_read_that_succeeds_ends_the_pause() -> None:
@@ -96,7 +90,7 @@ def test_a_read_that_succeeds_ends_the_pause() -> None:
 
     desk = Desk(tick)
     desk._pause_longer()
-    desk._post(lambda: None, False)
+    desk._post(lambda: None)
     the.wait(read)
     assert ask_within_bounds(desk) == "answered"
     desk.close()
@@ -105,7 +99,7 @@ def test_a_read_that_succeeds_ends_the_pause() -> None:
 def ask_within_bounds(desk: Desk) -> str:
     for _ in range(100):
         try:
-            return str(ask(desk, lambda: "answered"))
+            return str(desk.call(lambda: "answered"))
         except UnreachableError:
             threading.Event().wait(0.05)
     return "never"
@@ -160,7 +154,7 @@ class Stuck:
 
     def begin(self) -> _Line:
         """Let the thread be stuck."""
-        self.desk._post(lambda: None, False)
+        self.desk._post(lambda: None)
         return self.line_at_work()
 
     def line_at_work(self) -> _Line:
@@ -193,7 +187,7 @@ def test_a_thread_that_is_stuck_in_a_tick_is_replaced(stuck: Stuck, clock: Clock
     stuck.is_stuck = False
     stuck.desk.relieve()
     assert stuck.line_at_work() is not line
-    assert ask(stuck.desk, lambda: "answered") == "answered"
+    assert stuck.desk.call(lambda: "answered") == "answered"
 
 
 def test_a_thread_that_is_stuck_in_a_question_is_replaced_and_does_not_tick_again(
@@ -211,15 +205,15 @@ def test_a_thread_that_is_stuck_in_a_question_is_replaced_and_does_not_tick_agai
 
     desk = Desk(tick, patience=0.1)
     with pytest.raises(UnreachableError, match="no answer within"):
-        ask(desk, question)
+        desk.call(question)
     old = desk._line
     assert old is not None
     clock.now += DEAD
     desk.relieve()
     desk._patience = the.PATIENCE
-    assert ask(desk, lambda: "answered") == "answered"
+    assert desk.call(lambda: "answered") == "answered"
     answer.set()
-    the.wait(old.has_ended)
+    old.join(the.PATIENCE)
     desk.close()
     assert ticked != []
     assert not {*asked} & {*ticked}
@@ -227,12 +221,12 @@ def test_a_thread_that_is_stuck_in_a_question_is_replaced_and_does_not_tick_agai
 
 def test_a_thread_that_waits_for_questions_is_not_replaced(clock: Clock) -> None:
     desk = Desk(lambda: True)
-    ask(desk, lambda: None)
+    desk.call(lambda: None)
     line = desk._line
     assert line is not None
     until(lambda: line.busy_since is None, "the thread to wait")
     clock.now += 3600
-    ask(desk, lambda: None)
+    desk.call(lambda: None)
     until(lambda: line.busy_since is None, "the thread to wait")
     desk.relieve()
     assert desk._line is line
@@ -251,40 +245,24 @@ def test_a_thread_that_has_answers_is_not_replaced(clock: Clock) -> None:
             desk.relieve()
         return desk._line is line
 
-    assert ask(desk, take_long)
+    assert desk.call(take_long)
     desk.close()
 
 
-def test_a_question_behind_the_one_that_is_stuck_is_put_by_the_new_thread(
-    stuck: Stuck, clock: Clock
-) -> None:
-    stuck.begin()
-    job = stuck.desk._post(lambda: "answered", False)
-    clock.now += DEAD
-    stuck.is_stuck = False
-    stuck.desk.relieve()
-    the.wait(job.is_done)
-    assert job.result == "answered"
-
-
-def test_threads_are_replaced_once_a_minute_and_two_at_most(stuck: Stuck, clock: Clock) -> None:
+def test_two_threads_are_replaced_at_most(stuck: Stuck, clock: Clock) -> None:
     """Each of them may have a connection, and the server may be away for long."""
     lines = [stuck.begin()]
     for _ in range(MOST_REPLACED):
         clock.now += DEAD
         stuck.desk.relieve()
         lines.append(stuck.line_at_work())
-        clock.now += DEAD
         stuck.desk.relieve()  # too soon
-        assert stuck.desk._line is lines[-1]
-        clock.now += REPLACE_EVERY - DEAD - 1
-        stuck.desk.relieve()
         assert stuck.desk._line is lines[-1]
     clock.now += 3600
     stuck.desk.relieve()
     assert stuck.desk._line is lines[-1]
     stuck.answers[0].set()
-    the.wait(lines[0].has_ended)
+    lines[0].join(the.PATIENCE)
     stuck.desk.relieve()
     assert stuck.line_at_work() not in lines
     assert len({id(line) for line in lines}) == 1 + MOST_REPLACED
@@ -296,13 +274,13 @@ def test_a_thread_that_was_replaced_ends_and_takes_no_question(stuck: Stuck, clo
     stuck.desk.relieve()
     new = stuck.line_at_work()
     by: list[str] = []
-    job = stuck.desk._post(lambda: by.append("the new thread"), False)
+    job = stuck.desk._post(lambda: by.append("the new thread"))
     stuck.answers[0].set()
-    the.wait(old.has_ended)
+    old.join(the.PATIENCE)
     assert (by, stuck.ticks) == ([], 2)
     assert stuck.desk._line is new
     stuck.let_go()
-    the.wait(job.is_done)
+    job.result(the.PATIENCE)
     assert by == ["the new thread"]
 
 
@@ -317,13 +295,12 @@ def test_a_thread_that_was_replaced_sends_no_further_statement(
         sent.append(Control.objects.using(alias()).count())
 
     desk = Desk(lambda: False)
-    job = desk._post(late, False)
+    job = desk._post(late)
     the.wait(began)
     clock.now += DEAD
     desk.relieve()
     answer.set()
-    the.wait(job.is_done)
-    assert isinstance(job.error, UnreachableError)
+    assert isinstance(job.exception(the.PATIENCE), UnreachableError)
     assert sent == []
     desk.close()
 
@@ -340,26 +317,14 @@ def test_what_comes_late_says_nothing_of_the_new_thread(
     stuck.desk._pause_longer()
     stuck.fails = fails
     stuck.answers[0].set()
-    the.wait(old.has_ended)
+    old.join(the.PATIENCE)
     assert (stuck.desk._pause, caplog.text) == (FIRST_PAUSE, "")
-
-
-def test_a_thread_is_replaced_although_no_run_asks(
-    monkeypatch: pytest.MonkeyPatch, stuck: Stuck, clock: Clock
-) -> None:
-    """While a handler takes long, for instance."""
-    monkeypatch.setattr(module, "LOOK_EVERY", 0.01)
-    line = stuck.begin()
-    stuck.is_stuck = False
-    clock.now += DEAD
-    assert stuck.line_at_work() is not line
 
 
 def test_an_end_does_not_wait_for_a_thread_that_is_stuck(answer: threading.Event) -> None:
     desk = Desk(lambda: False, patience=0.1)
     with pytest.raises(UnreachableError):
-        ask(desk, lambda: the.wait(answer))
-    desk._patience = 600
+        desk.call(lambda: the.wait(answer))
     desk.close()
     assert not answer.is_set()
 
@@ -371,23 +336,23 @@ def test_orders_that_are_read_late_are_not_put_over_newer_ones(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, clock: Clock, answer: threading.Event
 ) -> None:
     """Forced: a thread has read them and is stuck, another one reads a pause, the first goes on."""
-    real, is_read = reading.read, threading.Event()
+    real, is_read = orders.read_orders, threading.Event()
 
-    def read(names: Collection[str]) -> Mapping[str, reading.Orders]:
+    def read(names: Collection[str]) -> Mapping[str, orders.Orders]:
         found = real(names)
         if is_old():
             is_read.set()
             the.wait(answer)
             # As if the answer itself had been late.
             now = time.monotonic()
-            found = {name: replace(orders, read_at=now) for name, orders in found.items()}
+            found = {name: replace(each, read_at=now) for name, each in found.items()}
         return found
 
     def is_old() -> bool:
         return armed.is_set() and not is_read.is_set()
 
     armed = threading.Event()
-    monkeypatch.setattr(reading, "read", read)
+    monkeypatch.setattr(process, "read_orders", read)
     record = ledger.command("watch", [NAME])
     old = ledger.desk._line
     assert old is not None
@@ -399,7 +364,7 @@ def test_orders_that_are_read_late_are_not_put_over_newer_ones(
     ledger.desk.relieve()
     until(lambda: ledger.orders[NAME].is_paused, "the new thread to read the pause")
     answer.set()
-    the.wait(old.has_ended)
+    old.join(the.PATIENCE)
     assert ledger.orders[NAME].is_paused
     ledger.end_command(record, None)
 
@@ -440,9 +405,8 @@ def test_a_run_whose_ledger_has_a_dead_connection_still_follows_orders_and_is_re
         (found,) = api.history(NAME)
         assert (found.state, found.counts["processed"]) == ("finished", 1)
         ledger.desk.close()
-    (line,) = lines
-    assert line is not None
-    the.wait(line.has_ended)
+    assert lines[0] is not None
+    lines[0].join(the.PATIENCE)
 
 
 def test_a_run_of_many_rows_is_written_once_a_second(
@@ -480,7 +444,7 @@ def test_a_ledger_that_does_not_answer_costs_one_wait_and_not_one_for_each_row(
         waits.append(0)
         pause_longer()
 
-    monkeypatch.setattr(breaking, "failed", failed)
+    monkeypatch.setattr(orders, "count_failure", failed)
     monkeypatch.setattr(ledger.desk, "_pause_longer", wait)
 
     def fail_soon(row: Errand) -> None:

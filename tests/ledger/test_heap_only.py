@@ -8,9 +8,8 @@ import pytest
 from django.db import connection
 
 from dcl_processor.ledger.models import RecordedRun
-from dcl_processor.ledger.recording import Work
+from dcl_processor.ledger.recording import Done, Work
 from tests.contract.support.heartbeat import until
-from tests.ledger.test_records import _Counts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,7 +30,7 @@ def updates() -> tuple[int, int]:
 def test_the_second_by_second_writes_touch_no_index() -> None:
     work = Work("shop.recorded", "watch")
     counts = Counter[str]()
-    work.begin(_Counts(counts))
+    work.begin(Done(counts))
 
     def all_fit() -> bool:
         updated_before, hot_before = updates()

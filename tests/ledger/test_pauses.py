@@ -19,9 +19,9 @@ from dcl_processor.ledger import ledger as process
 from dcl_processor.ledger import orders, tokens
 from dcl_processor.ledger.desk import UnreachableError
 from dcl_processor.ledger.ledger import Ledger
-from dcl_processor.ledger.models import Control, Look, RecordedRun
+from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.tables import ensure
-from dcl_processor.ledger.tokens import Grant, Share, Tokens
+from dcl_processor.ledger.tokens import Grant, Tokens
 from dcl_processor.runner import limits
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
@@ -103,7 +103,7 @@ def test_a_pause_lets_the_row_at_hand_end_and_starts_no_other(ledger: Ledger) ->
 
     def handle(row: Errand) -> None:
         the.elsewhere(lambda: api.pause(NAME))
-        ledger.read_again(NAME)
+        ledger.read([NAME])
 
     assert_run(processor(handle, MAKE, batch_size=3)(), processed=1, stopped="paused")
     assert done() == 1
@@ -116,7 +116,7 @@ def test_stop_ends_what_is_at_work_and_nothing_that_begins_later(ledger: Ledger)
 
     def handle(row: Errand) -> None:
         the.elsewhere(lambda: api.stop(NAME, by="anna"))
-        ledger.read_again(NAME)
+        ledger.read([NAME])
 
     report = processor(handle, MAKE)()
     assert_run(report, processed=1, stopped="operator")
@@ -184,19 +184,6 @@ def test_a_ledger_that_cannot_be_read_leaves_the_last_known_state(
     else:
         api.pause(NAME)
         assert_run(processor()(), processed=1)
-
-
-def test_a_ledger_without_tables_costs_a_warning_and_no_row(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As before ``migrate``: nothing was ever known, and rows are handled."""
-    the.errands(1)
-    table = "no_such_table"
-    for model in (Control, RecordedRun, Look):
-        monkeypatch.setattr(model._meta, "db_table", table)
-    assert_run(processor()(), processed=1)
-    assert "the ledger cannot be used, and its last known state holds" in caplog.text
-    assert len([each for each in caplog.records if "the ledger" in each.message]) == 1
 
 
 def test_an_order_needs_a_name_that_the_ledger_can_keep() -> None:
@@ -278,35 +265,39 @@ def test_a_run_takes_tokens_for_a_second_at_a_time_and_not_for_each_row() -> Non
         asked.append(rows)
         return Grant(rows, 3600.0)
 
-    run = Tokens(1_000_000, ask, Share())
-    taken = sum(run.take(1, whole=False) for _ in range(1_000))
-    assert taken == 1_000
+    run = Tokens(1_000_000, ask)
+    assert sum(taken(run, 1) for _ in range(1_000)) == 1_000
     assert len(asked) <= 12
 
 
+def taken(run: Tokens, rows: int, *, whole: bool = False) -> int:
+    return run.take(rows, whole=whole)[0]
+
+
+def granted(*grants: Grant) -> Tokens:
+    each = iter(grants)
+    return Tokens(5, lambda *_: next(each))
+
+
 def test_tokens_that_were_not_used_in_their_window_are_lost() -> None:
-    grants = iter([Grant(5, 0.0), Grant(1, 3600.0)])
-    run = Tokens(5, lambda *_: next(grants), Share())
-    assert run.take(2, whole=False) == 2
-    assert run.take(5, whole=False) == 1
+    run = granted(Grant(5, 0.0), Grant(1, 3600.0))
+    assert (taken(run, 2), taken(run, 5)) == (2, 1)
 
 
 def test_rows_that_were_missed_give_their_tokens_back() -> None:
-    run = Tokens(5, lambda *_: Grant(2, 3600.0), Share())
-    assert run.take(2, whole=False) == 2
-    run.give_back(2, run.window)
-    assert run.take(2, whole=False) == 2
+    run = granted(Grant(2, 3600.0))
+    rows, window = run.take(2, whole=False)
+    run.give_back(rows, window)
+    assert (rows, taken(run, 2)) == (2, 2)
 
 
 def test_tokens_of_an_earlier_window_are_not_given_back_into_a_later_one() -> None:
     """A batch that has begun in it may end in the later one."""
-    grants = iter([Grant(5, 0.0), Grant(5, 3600.0), Grant(0, 3600.0)])
-    run = Tokens(5, lambda *_: next(grants), Share())
-    assert run.take(5, whole=False) == 5
-    earlier = run.window
-    assert run.take(5, whole=False) == 5
+    run = granted(Grant(5, 0.0), Grant(5, 3600.0), Grant(0, 3600.0))
+    rows, earlier = run.take(5, whole=False)
+    assert (rows, taken(run, 5)) == (5, 5)
     run.give_back(5, earlier)
-    assert run.take(5, whole=False) == 0
+    assert taken(run, 5) == 0
 
 
 def test_what_is_handled_together_may_need_more_and_the_next_windows_pay(clock: Any) -> None:
@@ -329,48 +320,42 @@ def test_a_debt_at_another_rate_is_not_paid_for_years(clock: Any) -> None:
 
 
 def test_a_call_for_which_too_few_tokens_are_left_waits_for_the_next_window() -> None:
-    grants = iter([Grant(5, 3600.0), Grant(0, 3600.0)])
-    run = Tokens(5, lambda *_: next(grants), Share())
-    assert run.take(5, whole=True) == 5
+    run = granted(Grant(5, 3600.0), Grant(0, 3600.0))
+    assert taken(run, 5, whole=True) == 5
     run.give_back(2, run.window)
-    assert run.take(5, whole=True) == 0
+    assert taken(run, 5, whole=True) == 0
     assert run.hold() is not None, "it would ask again and again"
 
 
-def down(*_: Any) -> Grant:
-    raise UnreachableError("down")
+@pytest.mark.parametrize(("rate", "seconds"), [(5, 1.0), (0.1, 10.0)])
+def test_without_an_answer_each_window_has_what_was_granted_last(
+    rate: float, seconds: float
+) -> None:
+    """For all runs of the process together."""
+    grants = iter([Grant(2, 0.0)])
+
+    def ask(*_: Any) -> Grant:
+        if (grant := next(grants, None)) is None:
+            raise UnreachableError("down")
+        return grant
+
+    run = Tokens(rate, ask)
+    assert [taken(run, each) for each in (2, 2, 1)] == [2, 2, 0]
+    hold = run.hold()
+    assert hold is not None
+    assert hold.wait == pytest.approx(seconds, abs=0.5)
 
 
-def test_without_an_answer_the_last_rate_holds_and_without_any_the_run_ends() -> None:
-    share = Share()
-    run = Tokens(5, lambda *_: Grant(2, 0.0), share)
-    assert run.take(2, whole=False) == 2
-    # As another run of the same process, while the ledger does not answer.
-    assert Tokens(5, down, share).take(5, whole=False) == 2
-    never = Tokens(5, down, Share())
-    assert never.take(1, whole=False) == 0
+def test_without_any_answer_no_row_starts() -> None:
+    def down(*_: Any) -> Grant:
+        raise UnreachableError("down")
+
+    never = Tokens(5, down)
+    assert taken(never, 1) == 0
     hold = never.hold()
     assert hold is not None
     assert hold.wait is not None
     assert hold.wait > 10
-
-
-@pytest.mark.parametrize(("rate", "seconds"), [(5, 1.0), (0.1, 10.0)])
-def test_without_an_answer_a_share_is_for_one_window_and_for_all_runs_of_the_process(
-    rate: float, seconds: float
-) -> None:
-    share = Share()
-    share.note(Grant(2, 0.0), 0.0)
-    assert Tokens(rate, down, share).take(9, whole=False) == 2
-    second = Tokens(rate, down, share)
-    assert second.take(1, whole=False) == 0
-    hold = second.hold()
-    assert hold is not None
-    assert hold.wait == pytest.approx(seconds, abs=0.5)
-    # What was granted in this window is not granted again.
-    busy = Share()
-    busy.note(Grant(2, 3600.0), time.monotonic())
-    assert Tokens(rate, down, busy).take(1, whole=False) == 0
 
 
 def test_no_more_rows_start_in_a_second_than_the_rate() -> None:

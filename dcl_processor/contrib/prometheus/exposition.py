@@ -30,14 +30,7 @@ from prometheus_client.registry import Collector
 
 from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics.collector import (
-    AGES,
-    DURATIONS,
-    OUTCOMES,
-    Distribution,
-    Tally,
-    succeeded,
-)
+from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES, Distribution, Tally, succeeded
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.report import Report
 
@@ -87,19 +80,14 @@ def _buckets(values: Distribution) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(values.counts)), strict=True))
 
 
-class Tallies(Collector):
-    """Exposes what a collector has counted."""
+class _Source(Collector):
+    """Has metrics, as a registry has them."""
 
-    def __init__(self, read: Callable[[], Mapping[str, Tally]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
-        return families(self._read())
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the metrics without values, so that a registry refuses a second collector."""
-        return families({})
+        return self._read()
 
 
 def serve(
@@ -110,7 +98,7 @@ def serve(
     Raises ``OSError`` if the port cannot be had.
     """
     own = CollectorRegistry()
-    own.register(Tallies(tallies))
+    own.register(_Source(lambda: families(tallies())))
     server, thread = start_http_server(port, addr=address, registry=own)
 
     def stop() -> None:
@@ -121,13 +109,8 @@ def serve(
     return stop
 
 
-# --- the metrics of runs in this process, written to the client's own objects
-#
-# Only these work in the client's multi-process mode.
-
-
 class ProcessMetrics(Observer):
-    """Writes to the client's own metrics, which alone work in its multi-process mode."""
+    """Writes to the client's own metrics, which alone work in its multi-process mode, too."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         one = ["processor"]
@@ -165,6 +148,13 @@ class ProcessMetrics(Observer):
         if is_retried:
             self._retries.labels(name).inc()
 
+    def run_started(self, running: Running) -> None:
+        # With 0 from the beginning, because the first increase of a new series is not seen.
+        for outcome in OUTCOMES:
+            self._rows.labels(running.name, outcome)
+        self._retries.labels(running.name)
+        self._lost.labels(running.name)
+
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
         if error is None and succeeded(report):
             self._success.labels(running.name).set_to_current_time()
@@ -198,14 +188,12 @@ class TextFile:
         keeps its lock. A file with other contents is replaced.
         """
         with self._locked():
-            kept = self._read()
-            for name, tally in tallies.items():
-                kept.setdefault(name, Tally()).merge(tally)
-            write(self._path, families(kept))
+            write(self._path, added(families(tallies), self._read()))
 
-    def _read(self) -> dict[str, Tally]:
+    def _read(self) -> Mapping[str, Metric]:
         try:
-            return parsed(self._path.read_text(encoding="utf-8"))
+            text = self._path.read_text(encoding="utf-8")
+            return {each.name: each for each in text_string_to_metric_families(text)}
         except (FileNotFoundError, ValueError):
             return {}
 
@@ -226,57 +214,32 @@ class TextFile:
             yield
 
 
-class _Given(Collector):
-    """Has metrics, as a registry has them."""
+def added(metrics: Iterable[Metric], before: Mapping[str, Metric]) -> Iterator[Metric]:
+    """Yield the metrics with those of before added to them: sums, and the later one of two times.
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = list(metrics)
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
+    Buckets of other bounds, those of another version, are left out.
+    """
+    for metric in metrics:
+        own = [*metric.samples]
+        bounds = {each.labels.get("le") for each in own}
+        old = before[metric.name].samples if metric.name in before else []
+        if own and not {each.labels.get("le") for each in old} <= bounds:
+            old = []
+        found: dict[Any, Any] = {}
+        for sample in [*old, *own]:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            values = [sample.value, *([found[key].value] if key in found else ())]
+            value = max(values) if metric.name == LAST_SUCCESS else sum(values)
+            found[key] = sample._replace(value=value)
+        metric.samples = [*found.values()]
+        yield metric
 
 
 def write(path: Path, metrics: Iterable[Metric]) -> None:
     """Write metrics to a file beside the one at ``path``, and rename it; raises ``OSError``."""
-    write_to_textfile(str(path), _Given(metrics))
+    write_to_textfile(str(path), _Source(lambda: metrics))
 
 
 def text(metrics: Iterable[Metric]) -> str:
     """Return metrics as an exposition."""
-    return generate_latest(_Given(metrics)).decode().rstrip("\n")
-
-
-def parsed(text: str) -> dict[str, Tally]:
-    """Return the tallies of an exposition; raises ``ValueError`` for other text."""
-    found: dict[str, Tally] = {}
-    for metric in text_string_to_metric_families(text):
-        for sample in metric.samples:
-            name = sample.labels.get("processor")
-            if name is not None:
-                _put(found.setdefault(name, Tally()), metric, sample)
-    return found
-
-
-def _put(tally: Tally, metric: Metric, sample: Any) -> None:
-    distributions = {HANDLER: tally.handler, LOCK: tally.lock, AGE: tally.age}
-    match metric.name:
-        case name if name == ROWS:
-            tally.rows[sample.labels["outcome"]] += int(sample.value)
-        case name if name == RETRIES:
-            tally.retries += int(sample.value)
-        case name if name == LOST_LEASES:
-            tally.lost_leases += int(sample.value)
-        case name if name == LAST_SUCCESS:
-            tally.last_success = sample.value
-        case name if name in distributions:
-            _put_bucket(distributions[name], sample)
-
-
-def _put_bucket(values: Distribution, sample: Any) -> None:
-    """Take a bucket, whose count includes those of the buckets before it, or the sum."""
-    if sample.name.endswith("_sum"):
-        values.total = sample.value
-    elif sample.name.endswith("_bucket"):
-        bounds = [*map(str, values.bounds), "+Inf"]
-        place = bounds.index(sample.labels["le"])  # a ValueError: of a version with others
-        values.counts[place] = int(sample.value) - sum(values.counts[:place])
+    return generate_latest(_Source(lambda: metrics)).decode().rstrip("\n")

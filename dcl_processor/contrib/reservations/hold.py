@@ -12,8 +12,7 @@ equal, too.
 
 from __future__ import annotations
 
-import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -199,86 +198,45 @@ def _stamp(time: datetime) -> int:
 #: The version of the contents.
 VERSION = 1
 
-_Contents = tuple[str, Any, int, int | None, int | None]
-
 
 def sign(
     processor: Definition[Any], model: type[Model], hold: HandOut, bound_to: str | None
 ) -> str:
     """Return the token of a hold."""
-    contents = [
-        VERSION,
-        hold.using,
-        _key_as_text(model, hold.pk),
-        hold.since,
-        hold.duration,
-        hold.attempts,
-    ]
+    pk: Any = model._meta.pk
+    text = pk.value_to_string(SimpleNamespace(**{pk.attname: hold.pk}))
+    contents = [VERSION, hold.using, text, hold.since, hold.duration, hold.attempts]
     return signing.dumps(contents, salt=_salt(processor, bound_to))
 
 
-def unsign(processor: Definition[Any], token: Any, bound_to: str | None) -> tuple[str, _Contents]:
-    """Return the alias and the other contents of a token, which ``hold()`` takes.
-
-    Raises ``InvalidToken``.
-    """
+def unsign(processor: Definition[Any], token: Any, bound_to: str | None) -> HandOut:
+    """Return the hold of a token, its key still as a text; raises ``InvalidToken``."""
     try:
-        contents = signing.loads(token, salt=_salt(processor, bound_to))
-        version, using, pk, since, duration, attempts = contents
-    except signing.BadSignature as error:
+        version, *contents = signing.loads(token, salt=_salt(processor, bound_to))
+    except (signing.BadSignature, TypeError) as error:  # the latter of what is no text
         raise _invalid(processor, "one that was changed, or given out elsewhere") from error
-    # What is signed under the same salt may still be no token.
-    except (ValueError, TypeError, AttributeError, LookupError, zlib.error) as error:
-        raise _invalid(processor, "something else") from error
-    numbers = [since, *(each for each in (duration, attempts) if each is not None)]
-    if (
-        version != VERSION
-        or not isinstance(using, str)
-        or not all(type(each) is int for each in numbers)
-        or (duration is None) != (processor.lease is None)
-        or (duration is not None and duration <= 0)
-    ):
+    if version != VERSION or (contents[3] is None) != (processor.lease is None):
         raise _invalid(processor, "one of another version of the processor")
-    if using not in connections.databases:
-        raise _invalid(processor, f"one of a database {using!r} that is not in DATABASES")
-    return using, (using, pk, since, duration, attempts)
+    hold = HandOut(*contents)
+    if hold.using not in connections.databases:
+        raise _invalid(processor, f"one of a database {hold.using!r} that is not in DATABASES")
+    return hold
 
 
-def of_token(processor: Definition[Any], model: type[Model], contents: _Contents) -> HandOut:
-    """Return the hold that a token's contents identify; raises ``InvalidToken``."""
-    using, pk, since, duration, attempts = contents
+def of_model(processor: Definition[Any], model: type[Model], hold: HandOut) -> HandOut:
+    """Return the hold of a token with its key; raises ``InvalidToken``."""
     try:
-        return HandOut(using, _key_from_text(model, pk), since, duration, attempts)
+        found = model._meta.pk.to_python(hold.pk)
     except (ValidationError, ValueError, TypeError) as error:
-        raise _invalid(processor, f"one whose key {pk!r:.100} is no key of the model") from error
+        raise _invalid(
+            processor, f"one whose key {hold.pk!r:.100} is no key of the model"
+        ) from error
+    return replace(hold, pk=tuple(found) if isinstance(found, list) else found)
 
 
 def _salt(processor: Definition[Any], bound_to: str | None) -> str:
     bound = "" if bound_to is None else f"\0{bound_to}"
     return f"dcl_processor.reservation:{processor.name}{bound}"
-
-
-def _key_as_text(model: type[Model], pk: Any) -> str | list[str]:
-    fields = model._meta.pk_fields
-    if len(fields) == 1:
-        return _as_text(fields[0], pk)
-    return [_as_text(field, value) for field, value in zip(fields, pk, strict=True)]
-
-
-def _as_text(field: Any, value: Any) -> str:
-    while field.remote_field:
-        field = field.target_field
-    text: str = field.value_to_string(SimpleNamespace(**{field.attname: value}))
-    return text
-
-
-def _key_from_text(model: type[Model], text: Any) -> Any:
-    fields: list[Any] = list(model._meta.pk_fields)
-    texts = [text] if len(fields) == 1 else list(text)
-    if not all(isinstance(each, str) for each in texts):
-        raise TypeError
-    keys = [field.to_python(each) for field, each in zip(fields, texts, strict=True)]
-    return keys[0] if len(fields) == 1 else tuple(keys)
 
 
 def _invalid(processor: Definition[Any], got: str) -> InvalidToken:

@@ -70,11 +70,11 @@ def reserve(
 def from_token(processor: Definition[M], token: str, *, bound_to: str | None) -> Reservation[M]:
     """Return the reservation of a token; sends no query."""
     _check(processor, bound_to, "reservation()")
-    using, contents = holds.unsign(processor, token, bound_to)
+    signed = holds.unsign(processor, token, bound_to)
     question: Question[M] = ask(
-        processor.pending, label=processor.name, using=using, flips=processor._locked_columns
+        processor.pending, label=processor.name, using=signed.using, flips=processor._locked_columns
     )
-    hold = holds.of_token(processor, question.model, contents)
+    hold = holds.of_model(processor, question.model, signed)
     return Reservation(processor, question, hold, token=token)
 
 

@@ -11,7 +11,7 @@ __all__ = ["drain", "left", "prepare"]
 
 
 def drain(workers: int) -> Drained:
-    from dcl_processor.metrics.collector import Collector
+    from dcl_processor.metrics import Collector
     from tests.contract.support.onlookers import exporting, looking_on
 
     with override_settings(DCL_PROCESSOR_LEDGER=True), looking_on(Collector()), exporting():
