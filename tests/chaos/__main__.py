@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import django
 
 from tests.shares import first
 
@@ -65,10 +68,20 @@ def _undergo(rounds: list[tuple[list[str], Plan]], seed: int) -> list[Ordeal]:
         tempfile.TemporaryDirectory(prefix="chaos") as folder,
         routes.laid(postgresql) as laid,
     ):
+        _set_up(postgresql)
         table.make(postgresql)
         stage = Stage(postgresql, laid, Path(folder), _teller())
         dice = random.Random(seed)  # noqa: S311  # no secret
         return [undergo(stage, names, plan, dice) for names, plan in rounds]
+
+
+def _set_up(postgresql: server.Server) -> None:
+    """Have Django in this process, too: for the person and the audit, whom no blow hits."""
+    options = {**postgresql.database["OPTIONS"], "application_name": "monkey"}
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.chaos.settings"
+    os.environ["CHAOS_DATABASE"] = json.dumps({**postgresql.database, "OPTIONS": options})
+    os.environ["CHAOS_ROUTE"] = routes.DIRECT
+    django.setup()
 
 
 def _teller() -> Callable[[str], None]:

@@ -72,7 +72,7 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     variables = {"CHAOS_AUDIT": str(lines), "CHAOS_WORK": str(plan.work)}
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
-        with person.at_hand(stage.server, names, stage.folder, lines):
+        with person.at_hand(names, lines):
             all_copies = len(ROUTES) * plan.copies
             keep = partial(_mend, stage, names, plan, watchers)
             _wait_for_all(lines, all_copies, since=0.0, keep=keep)

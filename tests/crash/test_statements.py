@@ -93,24 +93,36 @@ def test_the_boundaries_of_the_table_are_among_those_that_are_tried(
 
 
 #: How many rows of a key may be in flight; on MariaDB keys are refused.
-MODES: dict[str, int] = {}
-if connection.vendor != "mysql":
-    MODES = {"by_key": 1, "in_order": 1, "two_at_once": 2}
+MODES = {} if connection.vendor == "mysql" else {"by_key": 1, "in_order": 1, "two_at_once": 2}
 
 
-def run_beside(processor: BatchProcessor[Any], mode: str, left: Left, held: set[int]) -> set[int]:
-    """Run while ``held`` keeps its place in the key of all rows; return what was not handled."""
+def in_keys(family: str) -> list[str]:
+    """Name the processors of a family whose rows have one key."""
+    return [f"{family}_{mode}" for mode in MODES]
+
+
+def run_beside(processor: BatchProcessor[Any], name: str, left: Left, held: set[int]) -> set[int]:
+    """Run while ``held`` may keep its place in the key of all rows; return what was kept waiting.
+
+    What was handled counts as left by this run.
+    """
     rest = set(left.rows - left.claimed)
-    free = not held or len(held) < MODES[mode]
+    most = [most for mode, most in MODES.items() if name.endswith(mode)]
+    waiting = rest if most and len(held) >= most[0] else set()
     report = processor()
-    assert_run(report, processed=len(rest) if free else 0, held=0 if free else len(rest))
-    assert report.held_keys == (() if free or not rest else ("",))
-    return set() if free else rest
+    assert_run(report, processed=len(rest - waiting), held=len(waiting))
+    assert report.held_keys == (("",) if waiting else ())
+    left.claimed |= rest - waiting
+    left.settled |= rest - waiting
+    left.effects += Counter(rest - waiting)
+    assert effects() == left.effects
+    assert those(lambda row: row.done) == left.rows - held - waiting
+    return waiting
 
 
-def check_order(mode: str) -> None:
+def check_order(name: str) -> None:
     """Check that no row was handled before an earlier one, however often each was."""
-    if mode == "in_order":
+    if name.endswith("in_order"):
         assert effects_in_order() == sorted(effects_in_order())
 
 
@@ -124,33 +136,26 @@ TRANSACTIONAL = [
 RETRYING = [*("transactional_retry", "transactional_retry_batch"), "transactional_two_tables_retry"]
 
 
-def check_once(processor: BatchProcessor[Any], left: Left) -> None:
-    assert those(lambda row: row.done) == left.settled
-    assert work() == Counter(left.settled)
-    rest = left.rows - left.settled
-    assert_run(processor(), processed=len(rest))
-    assert those(lambda row: row.done) == left.rows
-    assert work() == Counter(left.rows)
-    assert effects() == left.effects + Counter(rest)
-
-
-@pytest.mark.parametrize("name", TRANSACTIONAL)
+@pytest.mark.parametrize("name", [*TRANSACTIONAL, *in_keys("transactional")])
 def test_i9_transactional_work_in_the_database_happens_exactly_once(
     nursery: None, audit: str, name: str
 ) -> None:
-    """An effect outside it is repeated if the process died between it and the commit."""
-    kill_at_each(name, audit, check_once)
+    """An effect outside it is repeated if the process died between it and the commit.
 
+    The key of the row is free at once.
+    """
 
-@pytest.mark.parametrize("mode", MODES)
-def test_i9_transactional_a_kill_frees_the_key_at_once(
-    nursery: None, audit: str, mode: str
-) -> None:
     def check(processor: BatchProcessor[Any], left: Left) -> None:
-        check_once(processor, left)
-        check_order(mode)
+        assert those(lambda row: row.done) == left.settled
+        assert work() == Counter(left.settled)
+        rest = left.rows - left.settled
+        assert_run(processor(), processed=len(rest))
+        assert those(lambda row: row.done) == left.rows
+        assert work() == Counter(left.rows)
+        assert effects() == left.effects + Counter(rest)
+        check_order(name)
 
-    kill_at_each(f"transactional_{mode}", audit, check)
+    kill_at_each(name, audit, check)
 
 
 @pytest.mark.parametrize("name", RETRYING)
@@ -211,18 +216,18 @@ CLAIMING = [
 ]
 
 
-@pytest.mark.parametrize("name", CLAIMING)
+@pytest.mark.parametrize("name", [*CLAIMING, *in_keys("claim")])
 def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
     nursery: None, audit: str, name: str
 ) -> None:
+    """Until then it keeps its place in its key."""
+
     def check(processor: BatchProcessor[Any], left: Left) -> None:
         assert those(lambda row: row.done) == left.settled
         doubtful = check_doubt(processor, left)
-        rest = left.rows - left.claimed
-        assert_run(processor(), processed=len(rest))
-        assert those(lambda row: row.done) == left.rows - doubtful
-        assert check_doubt(processor, left) == doubtful
-        assert effects() == left.effects + Counter(rest)
+        for _ in range(2):
+            waiting = run_beside(processor, name, left, doubtful)
+            assert check_doubt(processor, left) == doubtful
 
         # A person who knows what has happened: each row is done once, and none is left.
         happened = doubtful & left.effects.keys()
@@ -231,36 +236,12 @@ def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
         assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
             doubtful - happened
         )
-        assert_run(processor(), processed=len(doubtful - happened))
+        assert_run(processor(), processed=len(doubtful - happened) + len(waiting))
         assert those(lambda row: row.done and not row.claimed) == left.rows
         assert effects() == Counter(left.rows)
+        check_order(name)
 
     kill_at_each(name, audit, check)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_i9_at_most_once_what_is_in_doubt_keeps_its_place_in_the_key(
-    nursery: None, audit: str, mode: str
-) -> None:
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        doubtful = check_doubt(processor, left)
-        for _ in range(2):
-            rest = run_beside(processor, mode, left, doubtful)
-            left.claimed |= left.rows - rest - doubtful
-            assert set(processor.in_doubt(older_than=0).values_list("pk", flat=True)) == doubtful
-
-        happened = doubtful & left.effects.keys()
-        table = processor.pending().model.objects
-        assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
-        assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
-            doubtful - happened
-        )
-        assert_run(processor(), processed=len(doubtful - happened) + len(rest))
-        assert those(lambda row: row.done and not row.claimed) == left.rows
-        assert effects() == Counter(left.rows)
-        check_order(mode)
-
-    kill_at_each(f"claim_{mode}", audit, check)
 
 
 @pytest.mark.parametrize("name", ["claim_retry", "claim_two_tables_retry"])
@@ -291,48 +272,28 @@ LEASING = [
 ]
 
 
-@pytest.mark.parametrize("name", LEASING)
+@pytest.mark.parametrize("name", [*LEASING, *in_keys("lease")])
 def test_i9_at_least_once_another_copy_takes_over_when_the_lease_has_lapsed(
     nursery: None, audit: str, name: str
 ) -> None:
+    """Until then it keeps its place in its key."""
+
     def check(processor: BatchProcessor[Any], left: Left) -> None:
         held = left.claimed - left.settled
         assert those(lambda row: row.done) == left.settled
         assert those(lambda row: row.leased_until) == held
         assert those(lambda row: row.attempts == 1) == held
-        rest = left.rows - left.claimed
-        assert_run(processor(), processed=len(rest))
+        waiting = run_beside(processor, name, left, held)
         assert those(lambda row: row.leased_until) == held
-        assert those(lambda row: row.done) == left.rows - held
-        assert effects() == left.effects + Counter(rest)
 
         time_passes()
-        assert_run(processor(), processed=len(held))
+        assert_run(processor(), processed=len(held | waiting))
         assert those(lambda row: row.done and row.leased_until is None) == left.rows
         assert those(lambda row: row.attempts) == set()  # a success clears them
-        assert effects() == left.effects + Counter(rest) + Counter(held)
+        assert effects() == left.effects + Counter(held | waiting)
+        check_order(name)
 
     kill_at_each(name, audit, check)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_i9_at_least_once_a_kill_keeps_its_place_in_the_key_until_its_lease_has_lapsed(
-    nursery: None, audit: str, mode: str
-) -> None:
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        held = left.claimed - left.settled
-        assert those(lambda row: row.leased_until) == held
-        rest = run_beside(processor, mode, left, held)
-        assert those(lambda row: row.leased_until) == held
-        assert those(lambda row: row.done) == left.rows - held - rest
-
-        time_passes()
-        assert_run(processor(), processed=len(held) + len(rest))
-        assert those(lambda row: row.done and row.leased_until is None) == left.rows
-        assert effects() == left.effects + Counter(left.rows - left.settled)
-        check_order(mode)
-
-    kill_at_each(f"lease_{mode}", audit, check)
 
 
 def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
@@ -345,7 +306,7 @@ def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
 
 MARKING = [
     *("lease_marked", "lease_marked_batch", "lease_marked_process_batch"),
-    "lease_marked_two_tables",
+    *("lease_marked_two_tables", *in_keys("lease_marked")[:1]),
 ]
 
 
@@ -356,38 +317,17 @@ def test_i9_at_least_once_the_mark_that_a_kill_leaves_is_taken_over_with_the_row
     def check(processor: BatchProcessor[Any], left: Left) -> None:
         held = left.claimed - left.settled
         check_mark(processor, held)
-        rest = left.rows - left.claimed
-        assert_run(processor(), processed=len(rest))
+        waiting = run_beside(processor, name, left, held)
         check_mark(processor, held)
 
         time_passes()
         assert not processor.in_progress().exists()
-        assert_run(processor(), processed=len(held))
+        assert_run(processor(), processed=len(held | waiting))
         assert those(lambda row: row.done) == left.rows
         check_mark(processor, set())
-        assert effects() == left.effects + Counter(rest) + Counter(held)
+        assert effects() == left.effects + Counter(held | waiting)
 
     kill_at_each(name, audit, check)
-
-
-def test_i9_at_least_once_the_mark_keeps_its_key_and_is_taken_away_with_its_lease(
-    nursery: None, audit: str
-) -> None:
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        held = left.claimed - left.settled
-        check_mark(processor, held)
-        rest = run_beside(processor, "by_key", left, held)
-        check_mark(processor, held)
-        assert those(lambda row: row.done) == left.rows - held - rest
-
-        time_passes()
-        assert not processor.in_progress().exists()
-        assert_run(processor(), processed=len(held) + len(rest))
-        assert those(lambda row: row.done) == left.rows
-        check_mark(processor, set())
-        assert effects() == left.effects + Counter(left.rows - left.settled)
-
-    kill_at_each("lease_marked_by_key", audit, check)
 
 
 @pytest.mark.parametrize("name", ["lease", "lease_two_tables"])
@@ -410,11 +350,3 @@ def test_i9_at_least_once_a_kill_is_an_attempt_and_so_is_a_failure(
         assert failed.last_error == "ValueError: not at home"
 
     kill_at_each(name, audit, check, fails=FIRST)
-
-
-if not MODES:
-    # No test with an empty list of parameters, which pytest would skip.
-    del test_i9_transactional_a_kill_frees_the_key_at_once
-    del test_i9_at_most_once_what_is_in_doubt_keeps_its_place_in_the_key
-    del test_i9_at_least_once_a_kill_keeps_its_place_in_the_key_until_its_lease_has_lapsed
-    del test_i9_at_least_once_the_mark_keeps_its_key_and_is_taken_away_with_its_lease
