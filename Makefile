@@ -28,8 +28,8 @@ lint docs: .venv/dev.stamp ## one stage of the tests
 	@$(python) -m tests.suite $@
 
 explore: .venv/dev.stamp ## every schedule of two workers, and random ones of three [SECONDS= EXPLORE=]
-	@$(if $(SECONDS),SECONDS=$(SECONDS)) $(if $(EXPLORE),EXPLORE=$(EXPLORE)) \
-		$(python) -m pytest -q tests/explorer/everything.py
+	@SECONDS=$(or $(SECONDS),300) $(if $(EXPLORE),EXPLORE=$(EXPLORE)) \
+		$(python) -m pytest -qs tests/explorer $(if $(EXPLORE),-k written)
 
 mutants: .venv/dev.stamp ## every fault of the list, each of which a test has to find [ONLY= SAMPLE= MUTANTS_SEED=]
 	@$(python) -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(SAMPLE),--sample $(SAMPLE)) \
