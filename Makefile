@@ -45,9 +45,8 @@ chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS=
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
 
-keys: .venv/dev.stamp ## rows of groups, by eight workers and a log that is audited [ROWS= WORKERS= JSON=]
-	@$(python) -m tests.keys $(if $(ROWS),--rows $(ROWS)) $(if $(WORKERS),--workers $(WORKERS)) \
-		$(if $(JSON),--json "$(JSON)")
+keys: .venv/dev.stamp ## rows of groups, by eight workers and a log that is audited [ROWS= WORKERS=]
+	@ROWS=$(or $(ROWS),10000) WORKERS=$(or $(WORKERS),8) $(python) -m pytest -qs tests/keys
 
 clean: ## back to a fresh checkout, without the embedded PostgreSQL's data
 	@if [ -e .venv/sample.stamp -o -e .venv/dev.stamp ]; then $(python) -m sample_app.embedded remove; fi
