@@ -9,30 +9,10 @@ import pytest
 from django.db import connection
 
 from tests.benchmarks import handling, wire
-from tests.benchmarks.audit import AuditError, audit
 from tests.benchmarks.contenders import ours, raw, raw_claim
-from tests.benchmarks.handling import Call
 from tests.models import Errand
 
 TABLE = "tests_errand."
-
-
-def calls(*pks: int) -> list[Call]:
-    return [Call(pk, 0, 0) for pk in pks]
-
-
-@pytest.mark.parametrize(
-    ("pks", "left", "finding"),
-    [
-        ((1, 2, 2), 0, "1 handled more than once (such as 2)"),
-        ((1,), 0, "1 never handled (such as 2)"),
-        ((1, 2, 3), 0, "1 handled and not asked for (such as 3)"),
-        ((1, 2), 4, "4 rows still pending"),
-    ],
-)
-def test_the_audit_names_what_is_wrong(pks: tuple[int, ...], left: int, finding: str) -> None:
-    with pytest.raises(AuditError, match=re.escape(finding)):
-        audit("a contender", {1, 2}, calls(*pks), left)
 
 
 def sent_by_us(tmp_path: Path, delivery: str, batch_size: int = 1) -> set[str]:

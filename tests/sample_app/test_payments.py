@@ -144,27 +144,3 @@ def test_a_copy_that_is_killed_leaves_one_payment_in_doubt_and_costs_no_other(
         "3 due, 3 charged once, 0 charged twice, 0 refused, 0 in doubt; "
         "3 charge ids stored as in the gateway's log"
     )
-
-
-# --- the audit
-
-
-@pytest.fixture
-def captured(load_orders: LoadOrders) -> list[Charge]:
-    """Load three orders that were charged, and give the gateway's log of that."""
-    load_orders(7, 8, 9)
-    log = [Charge(f"ch_{number}", number, "32.38") for number in (7, 8, 9)]
-    for charge in log:
-        Payment.objects.filter(order__number=charge.order).update(
-            state=State.CAPTURED, charge_id=charge.charge_id
-        )
-    return log
-
-
-def complaints(log: list[Charge]) -> tuple[str, ...]:
-    return audit([7, 8, 9], log).complaints
-
-
-def test_a_second_charge_is_found(captured: list[Charge]) -> None:
-    again = [captured[0], *captured]
-    assert complaints(again) == ("charged more than once: order 7",)
