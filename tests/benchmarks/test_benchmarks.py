@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from tests.benchmarks import handling, wire
-from tests.benchmarks.contenders import ours, raw, raw_claim
+from tests.benchmarks.contenders import ours, raw
 from tests.models import Errand
 
 TABLE = "tests_errand."
@@ -56,4 +56,4 @@ def test_the_bare_driver_is_given_the_statements_that_we_send(
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="libpq traces PostgreSQL")
 def test_the_bare_driver_is_given_the_claim_that_we_send(tmp_path: Path) -> None:
     sent = sent_by_us(tmp_path, "at_most_once")
-    assert _plain(raw.with_keys(raw_claim.CLAIM, [1]).decode()) in sent
+    assert _plain(raw.with_keys(raw.CLAIM, [1]).decode()) in sent
