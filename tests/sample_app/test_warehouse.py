@@ -12,7 +12,6 @@ from django.test import override_settings
 from django.utils import timezone
 from httpx2 import AsyncClient, Timeout
 
-from dcl_processor import Delivery
 from sample_app.shop.demo.warehouse_audit import audit
 from sample_app.shop.demo.warehouse_stub import Mood, WarehouseStub
 from sample_app.shop.models import Order, Payment
@@ -51,19 +50,6 @@ def make_due() -> None:
 
 def order(number: int) -> Order:
     return Order.objects.get(number=number)
-
-
-def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders) -> None:
-    load_paid(*range(1, 31))
-    with warehouse() as stub:
-        report = push_to_warehouse(concurrency=8)
-        again = push_to_warehouse(concurrency=8)
-    assert push_to_warehouse.delivery is Delivery.AT_LEAST_ONCE
-    assert (report.processed, report.failed, again.processed) == (30, 0, 0)
-    assert Counter(arrival.order for arrival in stub.log) == Counter(range(1, 31))
-    assert stub.to_pack == {str(number) for number in range(1, 31)}
-    assert not Order.objects.filter(in_warehouse=False).exists()
-    assert not Order.objects.exclude(leased_until=None).exists()
 
 
 class Impatient(AsyncClient):
