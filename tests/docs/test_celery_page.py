@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from django.db import connection
 
+from tests.cluster.processes import in_a_group
 from tests.docs.reader import Reader, empty_database
 from tests.servers.redis import is_installed, redis
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="redis-server is not installed")
 
@@ -38,28 +36,12 @@ def variables(transactional_db: None) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def started(reader: Reader, command: str) -> Iterator[Path]:
-    """Start what stays, in a process group of its own; give its log, and end it politely."""
+    """Start what stays; give its log."""
     log = reader.folder / f"{command.split()[3]}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {command}"],
-            cwd=reader.folder,
-            env=reader.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
+    shell = ["/bin/sh", "-c", f"exec {command}"]
+    with in_a_group(shell, log, cwd=reader.folder, env=reader.environment) as running:
         yield log
-        assert process.poll() is None, log.read_text()
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        assert running.process.poll() is None, log.read_text()
 
 
 def unsent(variables: dict[str, str]) -> int:
