@@ -3,6 +3,9 @@
 Each processor runs once undisturbed, and every boundary that it passes is noted. Then it is
 killed at each of them, and what is left is compared with what its delivery promises, which depends
 on three facts: was the row's claim committed, had its effect happened, was its outcome committed.
+
+Of a name that ends with ", handed out", the process reserves two of three rows and settles each
+from its token, instead of a run.
 """
 
 from __future__ import annotations
@@ -15,29 +18,68 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Delivery
+from dcl_processor import BatchProcessor, Delivery, Report
 from tests.contract.support.reports import assert_run
 from tests.crash import left as behind
 from tests.crash import processors, victims
 from tests.crash.audit import effects, effects_in_order
 from tests.crash.left import Left, rows_of
-from tests.crash.rows import FIRST, fresh, rows, state, those, time_passes, work
+from tests.crash.rows import FIRST, ROWS, SECOND, fresh, rows, state, those, time_passes, work
 from tests.crash.trace import Boundary
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Boundary]:
+HANDED_OUT = ", handed out"
+
+
+def reserve_and_settle(processor: BatchProcessor[Any]) -> Report:
+    """Have two rows handed out, and settle them as another process would."""
+    handed = processor.reserve(2)
+    for each in handed:
+        processors.act(each.row)
+        processor.reservation(each.token).settle()
+    return Report(name=processor.name, processed=len(handed))
+
+
+def kill_at_each(
+    name: str,
+    audit: str,
+    check: Callable[[BatchProcessor[Any], Left], None],
+    fails: int | None = None,
+) -> None:
+    """Run undisturbed; then kill the process at each of its boundaries, and check what is left."""
+    act = reserve_and_settle if name.endswith(HANDED_OUT) else BatchProcessor.run
+    name = name.removesuffix(HANDED_OUT)
+    all_rows = frozenset(ROWS) if act is reserve_and_settle else rows_of(name)
+    boundaries = boundaries_of(name, audit, all_rows, fails, act)
+
+    def check_states(processor: BatchProcessor[Any], left: Left) -> None:
+        assert {state(row) for row in rows().values()} <= ALLOWED[processor.delivery]
+        check(processor, left)
+
+    behind.kill_at_each(
+        name, audit, boundaries, check_states, all_rows=all_rows, fails=fails, act=act
+    )
+
+
+def boundaries_of(
+    name: str,
+    audit: str,
+    all_rows: frozenset[int],
+    fails: int | None = None,
+    act: Callable[[BatchProcessor[Any]], Report] = BatchProcessor.run,
+) -> list[Boundary]:
     """Run undisturbed, and return what is passed."""
-    fresh(*rows_of(name), fails=fails, of=getattr(processors, name))
+    fresh(*all_rows, fails=fails, of=getattr(processors, name))
     Path(audit).write_text("")
-    code, boundaries, report = victims.run(name, audit, rows_of(name))
+    code, boundaries, report = victims.run(name, audit, all_rows, act=act)
     assert code == 0
-    assert report is not None
+    handled = {FIRST, SECOND} if act is reserve_and_settle else all_rows
     # Every processor whose handler fails has a retry.
     failed = 0 if fails is None else 1
-    assert_run(report, processed=len(rows_of(name)) - failed, failed=failed, to_retry=failed)
-    assert effects() == Counter(rows_of(name))
+    assert_run(report, processed=len(handled) - failed, failed=failed, to_retry=failed)
+    assert effects() == Counter(handled)
     return boundaries
 
 
@@ -47,26 +89,6 @@ ALLOWED = {
     Delivery.AT_MOST_ONCE: {"pending", "done", "in doubt"},
     Delivery.AT_LEAST_ONCE: {"pending", "done", "leased", "marked"},
 }
-
-
-def states() -> set[str]:
-    return set(map(state, rows().values()))
-
-
-def kill_at_each(
-    name: str,
-    audit: str,
-    check: Callable[[BatchProcessor[Any], Left], None],
-    fails: int | None = None,
-) -> None:
-    """Kill the named processor at each of its boundaries, and check what is left."""
-
-    def check_states(processor: BatchProcessor[Any], left: Left) -> None:
-        assert states() <= ALLOWED[processor.delivery]
-        check(processor, left)
-
-    boundaries = boundaries_of(name, audit, fails)
-    behind.kill_at_each(name, audit, boundaries, check_states, all_rows=rows_of(name), fails=fails)
 
 
 # --- which boundaries there are
@@ -85,7 +107,7 @@ def kill_at_each(
 def test_the_boundaries_of_the_table_are_among_those_that_are_tried(
     nursery: None, audit: str, name: str, steps: str
 ) -> None:
-    passed = iter(boundaries_of(name, audit))
+    passed = iter(boundaries_of(name, audit, rows_of(name)))
     for step in steps.split(", "):
         for when in ("before", "after"):
             looked_for = f"{when} {step}"
@@ -213,6 +235,7 @@ def check_doubt(processor: BatchProcessor[Any], left: Left) -> set[int]:
 CLAIMING = [
     *("claim", "claim_spanning", "claim_batch", "claim_process_batch"),
     *("claim_two_tables", "claim_locking"),
+    *(f"{name}{HANDED_OUT}" for name in ("claim", "claim_two_tables")),
 ]
 
 
@@ -269,6 +292,7 @@ def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
 LEASING = [
     *("lease", "lease_spanning", "lease_batch", "lease_process_batch"),
     *("lease_two_tables", "lease_saving", "lease_locking"),
+    *(f"{name}{HANDED_OUT}" for name in ("lease", "lease_spanning")),
 ]
 
 
@@ -307,6 +331,7 @@ def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
 MARKING = [
     *("lease_marked", "lease_marked_batch", "lease_marked_process_batch"),
     *("lease_marked_two_tables", *in_keys("lease_marked")[:1]),
+    f"lease_marked{HANDED_OUT}",
 ]
 
 
