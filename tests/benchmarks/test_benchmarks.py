@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from tests.benchmarks import handling, wire
+from tests.benchmarks import handling
 from tests.benchmarks.contenders import ours, raw
 from tests.models import Errand
+from tests.test_counts import traced
 
 TABLE = "tests_errand."
 
@@ -19,10 +20,10 @@ def sent_by_us(tmp_path: Path, delivery: str, batch_size: int = 1) -> set[str]:
     """Return the statements of a run, less what differs from the bare driver's way of writing."""
     Errand.objects.bulk_create([Errand() for _ in range(6)])
     close = handling.open_log(tmp_path / "log", 0, 0)
-    with wire.listening(tmp_path / "trace"):
+    with traced() as sent:
         assert ours.drain(1, delivery=delivery, batch_size=batch_size).handled == 6
     close()
-    return {_plain(statement) for statement in wire.read(tmp_path / "trace").statements}
+    return {_plain(statement) for message in sent for statement in message.split("; ")}
 
 
 def _plain(statement: str) -> str:
