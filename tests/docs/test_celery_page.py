@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 from django.db import connection
 
 from tests.cluster.processes import in_a_group
-from tests.docs.reader import Reader, empty_database
+from tests.docs.reader import Reader, connected, empty_database
 from tests.servers.redis import is_installed, redis
 from tests.waiting import until
 
@@ -44,28 +43,22 @@ def started(reader: Reader, command: str) -> Iterator[Path]:
         assert running.process.poll() is None, log.read_text()
 
 
-def unsent(variables: dict[str, str]) -> int:
-    with psycopg.connect(
-        host=variables["PGHOST"],
-        port=variables["PGPORT"],
-        user=variables["PGUSER"],
-        password=variables["PGPASSWORD"],
-        dbname=variables["PGDATABASE"],
-    ) as own:
-        row = own.execute("SELECT count(*) FROM shop_order WHERE NOT shipped_email_sent").fetchone()
-    assert row is not None
-    return int(row[0])
+def unsent(name: str) -> int:
+    with connected(name) as ours, ours.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM shop_order WHERE NOT shipped_email_sent")
+        return int(cursor.fetchone()[0])
 
 
 def test_a_worker_and_beat_as_the_page_has_them_handle_each_row_once(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
+    name = variables["PGDATABASE"]
     reader = Reader("howto/celery.md", tmp_path, variables)
     reader.follow()
     worker, beat = [start for start in reader.starts if start.startswith("celery ")]
-    assert unsent(variables) == 20
+    assert unsent(name) == 20
     with started(reader, worker) as log, started(reader, beat):
-        until(lambda: unsent(variables) == 0, f"all mails to be sent ({log})", pause=0.1)
+        until(lambda: unsent(name) == 0, f"all mails to be sent ({log})", pause=0.1)
         until(lambda: " succeeded in " in log.read_text(), f"the end of a task ({log})")
         said = re.findall(r"Order (\d+) is on its way", log.read_text())
         assert sorted(map(int, said)) == list(range(1, 21))
