@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,17 +26,10 @@ class Way:
     """The calls of one row in the order in which they began, each as (file, function)."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)
-    deepest: int = 0
 
     @property
     def files(self) -> int:
         return len({file for file, _ in self.calls})
-
-    @property
-    def switches(self) -> int:
-        """How often the next call is in another file than the last."""
-        files = [file for file, _ in self.calls]
-        return sum(one != other for one, other in pairwise(files))
 
 
 def follow(run: Callable[[Callable[[Any], None]], Any]) -> Way:
@@ -45,19 +37,14 @@ def follow(run: Callable[[Callable[[Any], None]], Any]) -> Way:
 
     The way begins when the handler of the row before has returned, and ends when its own has.
     """
-    way, handled, depth = Way(), 0, 0
+    way, handled = Way(), 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal depth
         path = Path(frame.f_code.co_filename)
         if PACKAGE not in path.parents or frame.f_code.co_name.startswith("<"):
             return  # not ours, or a comprehension: no name to go and read
         if event == "call":
-            depth += 1
-            way.deepest = max(way.deepest, depth)
             way.calls.append((str(path.relative_to(PACKAGE)), frame.f_code.co_name))
-        elif event == "return":
-            depth -= 1
 
     def handle(_: Any) -> None:
         nonlocal handled
@@ -148,9 +135,9 @@ def main() -> None:
         found = ways()
     finally:
         teardown_databases(before, 0)
-    print(f"{'':26}{'calls':>7}{'files':>7}{'switches':>10}{'depth':>7}")
+    print(f"{'':26}{'calls':>7}{'files':>7}")
     for name, way in found.items():
-        print(f"{name:26}{len(way.calls):7}{way.files:7}{way.switches:10}{way.deepest:7}")
+        print(f"{name:26}{len(way.calls):7}{way.files:7}")
     if "--each" in sys.argv:
         for name, way in found.items():
             print(f"\n{name}", *(f"  {file}: {call}" for file, call in way.calls), sep="\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -130,15 +129,6 @@ def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(strict_order: b
     assert len(calls) < 20
 
 
-@in_both_orders
-def test_i1_nothing_pending_costs_one_read(
-    strict_order: bool, django_assert_num_queries: Any
-) -> None:
-    parcels(4, sent=True)
-    with django_assert_num_queries(1):
-        assert handled(unsent.order_by("-priority"), strict_order=strict_order) == []
-
-
 def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
     rows = parcels(60)
     tried: set[int] = set()
@@ -155,14 +145,6 @@ def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
 
 def question(queryset: QuerySet[Any]) -> Question[Any]:
     return ask(queryset, label="test")
-
-
-def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
-    rows = parcels(4)
-    Parcel.objects.filter(pk=rows[2].pk).update(sent=True)
-    pks: Iterable[int] = [rows[3].pk, rows[2].pk, rows[0].pk, 10**9]
-    asked = question(unsent.filter(scans=None))
-    assert scan.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]
 
 
 def by_key(tried: set[Any]) -> scan.KeyScan[Any]:

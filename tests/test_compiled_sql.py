@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,18 +13,15 @@ import pytest
 from django.db import connection, connections, models
 from django.db.models import F, Func, Model, Value
 from django.db.models.functions import Coalesce, Now, TruncDay, Upper
-from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.test.utils import isolate_apps
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
-from dcl_processor.compiled_sql.placeholders import Placeholder
-from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.grouping import group
-from tests.contract.support import uncompiled
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 
@@ -47,21 +44,6 @@ def kept(question: Any) -> dict[Any, Any]:
 def write(question: Any, row: Any, **values: Any) -> None:
     writing.write(question, [row.pk], values, PROCESSOR)
     row.refresh_from_db()
-
-
-def sql(act: Callable[[], Any]) -> list[str]:
-    with CaptureQueriesContext(connection) as context:
-        act()
-    return [each["sql"] for each in context.captured_queries]
-
-
-def test_one_statement_writes_any_plain_values() -> None:
-    question, row = question_of(Parcel), Parcel.objects.create()
-    for note, weight in (("a", 1), ("it's 100 %s", None), ("", 2)):
-        write(question, row, note=note, weight=weight)
-        assert (row.note, row.weight) == (note, weight)
-    assert len(kept(question)) == 1
-    assert all(kept(question).values())
 
 
 def test_a_foreign_key_is_written_from_a_row_after_it_was_written_from_a_key() -> None:
@@ -196,35 +178,6 @@ def test_delays_share_a_statement_and_each_is_its_own() -> None:
         assert timedelta(0) <= row.next_attempt_at - mine < timedelta(seconds=30)
     assert len(kept(question)) == 1
     assert all(kept(question).values())
-
-
-def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each delay has its own jitter."""
-    Errand.objects.bulk_create([Errand(place=place) for place in range(20)])
-    compiled: list[Any] = []
-    make = CompiledUpdate.__init__
-
-    def noted(update: Any, *args: Any, **options: Any) -> None:
-        compiled.append(update)
-        make(update, *args, **options)
-
-    monkeypatch.setattr(CompiledUpdate, "__init__", noted)
-
-    @batch_processor(
-        pending=Errand.objects.filter(done=False),
-        done={"done": True},
-        batch_size=10,
-        retry=Retry(backoff=60),
-    )
-    def fail(row: Errand) -> None:
-        raise ValueError(row.place)
-
-    assert_run(fail(), failed=20, to_retry=20)
-    # The other is the flip's, which is rehearsed.
-    assert len([each for each in compiled if "done" not in each._assignments.columns]) == 1
-    times = {each.next_attempt_at for each in Errand.objects.all()}
-    assert len(times) == 20
-    assert all(times)
 
 
 def test_what_is_needed_again_is_not_pushed_out() -> None:
@@ -383,14 +336,6 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
         assert row.raised == text.upper()  # type: ignore[attr-defined]
 
 
-def test_what_is_sent_is_what_django_would_send() -> None:
-    question, row = question_of(Parcel), Parcel.objects.create()
-    ordinary = Parcel.objects.filter(pk=row.pk)
-    [mine] = sql(lambda: writing.write(question, [row.pk], {"note": "a", "sent": True}, PROCESSOR))
-    [django] = sql(lambda: ordinary.update(note="a", sent=True))
-    assert mine.replace("(", "").replace(")", "") == django.replace("(", "").replace(")", "")
-
-
 # --- which rows one flip statement can write
 
 
@@ -409,12 +354,3 @@ def test_values_that_only_look_the_same_are_written_apart() -> None:
 
 def test_values_that_only_compare_equal_are_written_apart() -> None:
     assert [pks for _, pks in group({1: {"n": 1}, 2: {"n": True}, 3: {"n": 1}})] == [[1, 3], [2]]
-
-
-def test_the_plugin_of_a_stage_refuses_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    Parcel.objects.create()
-    monkeypatch.setattr(Placeholder, "__init__", uncompiled.refuse)
-    run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(print)
-    report = run()
-    assert_run(report, failed=1)
-    assert "expected nothing of compiled_sql/ to be in use" in str(report.failures)

@@ -39,35 +39,6 @@ async def run_later(row: Errand) -> None: ...
 async def run_all_later(rows: Sequence[Errand]) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"retry": Retry(), "failed": {"dead": True}},
-        {"process_batch": lambda rows: None, "batch_size": 9},
-        {"delivery": MOST},
-        {"delivery": "at_most_once"},
-        {"delivery": MOST, "handler": run_later, "batch_size": 9},
-        {"delivery": MOST, "claim": CLAIM, "done": lambda row, result: {"result": result}},
-        {"delivery": MOST, "claim": CLAIM, "done": None},
-        {"delivery": MOST, "claim": CLAIM, "claimed_at": "claimed_at"},
-        {"delivery": MOST, "claim": CLAIM, "retry": Retry(), "reset": RESET},
-        {"delivery": MOST, "claim": {**CLAIM, "result": lambda: "x"}},
-        {"delivery": LEAST, "lease": LEASE},
-        {"delivery": LEAST, "lease": LEASE, "retry": Retry(), "handler": run_later},
-        {"delivery": LEAST, "lease": LEASE, "claim": CLAIM, "reset": RESET},
-        {"delivery": LEAST, "lease": LEASE, "claim": {"result": lambda: "x"}, "reset": RESET},
-        {"delivery": MOST, "process_batch": lambda rows: None, "batch_size": 9},
-        {"delivery": LEAST, "lease": LEASE, "process_batch": lambda rows: None},
-        {"delivery": LEAST, "lease": LEASE, "process_batch": run_all_later},
-    ],
-    ids=str,
-)
-def test_what_goes_together_is_taken(options: dict[str, Any]) -> None:
-    processor = define(**options)
-    assert processor.delivery == options.get("delivery", Delivery.TRANSACTIONAL)
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lease": LEASE}, r"expected no lease with TRANSACTIONAL, got lease="),
     ({"claim": CLAIM}, r"expected no claim with TRANSACTIONAL"),

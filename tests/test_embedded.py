@@ -87,23 +87,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(scope="module")
-def made_home(folder: Path) -> Path:
-    home = folder / "made"
-    user = User(home)
-    assert user.url()
-    user.end()
-    return home
-
-
-@pytest.fixture
-def home(made_home: Path) -> Iterator[Path]:
-    """Give a folder with data in it, whose server has stopped."""
-    wait_until_stopped(made_home)
-    yield made_home
-    wait_until_stopped(made_home)
-
-
 def test_processes_that_start_it_at_once_share_one_server_until_the_last_has_ended(
     folder: Path, start_user: StartUser
 ) -> None:
@@ -113,6 +96,10 @@ def test_processes_that_start_it_at_once_share_one_server_until_the_last_has_end
     assert len(urls) == 1
     assert urls.pop().endswith("/shop")
     started = started_at(home)
+    # It opens no folder to the world.
+    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o711
+    assert stat.S_IMODE((home / "data").stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "log").stat().st_mode) == 0o600
 
     users[0].end()
     users[1].kill()
@@ -122,15 +109,6 @@ def test_processes_that_start_it_at_once_share_one_server_until_the_last_has_end
 
     users[3].kill()
     wait_until_stopped(home)
-
-
-def test_it_opens_no_folder_to_the_world(home: Path, start_user: StartUser) -> None:
-    user = start_user(home)
-    assert user.url()
-    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o711
-    assert stat.S_IMODE((home / "data").stat().st_mode) == 0o700
-    assert stat.S_IMODE((home / "log").stat().st_mode) == 0o600
-    user.end()
 
 
 def test_a_folder_that_is_not_ones_own_is_refused(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import F, Model, QuerySet
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
@@ -18,21 +18,7 @@ from dcl_processor.engine.session import Session
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.wanted import Wanted
 from tests.contract.support.messages import separately
-from tests.models import (
-    Badge,
-    Caravan,
-    Depot,
-    Parcel,
-    RoadTrain,
-    Scan,
-    Seat,
-    Trailer,
-    Truck,
-    Vehicle,
-    Visit,
-    Watched,
-    WatchedChild,
-)
+from tests.models import Caravan, Depot, Parcel, RoadTrain, Scan, Trailer, Truck, Vehicle, Visit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -65,12 +51,6 @@ def statements(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> list[str]:
     with separately(), CaptureQueriesContext(connection) as queries:
         assert not isinstance(claimed(queryset, pk, flips), str)
     return [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
-
-
-def test_own_columns_cost_one_statement_and_others_two() -> None:
-    row = Parcel.objects.create(depot=Depot.objects.create())
-    assert len(statements(Parcel.objects.filter(sent=False), row.pk)) == 1
-    assert len(statements(Parcel.objects.filter(depot__open=True), row.pk)) == 2
 
 
 def test_the_lock_statement_of_a_spanning_question_reads_one_table_and_keys_alone() -> None:
@@ -161,15 +141,6 @@ def test_one_instance_is_made_and_it_is_the_handlers() -> None:
         made.clear()
 
 
-def test_a_model_that_reads_itself_while_it_is_made_is_claimed() -> None:
-    """With a lock statement that defers columns, each instance would ask for the next one."""
-    row = Watched.objects.create(note="x")
-    child = WatchedChild.objects.create(note="y")
-    asked = Watched.objects.filter(pk__in=Watched.objects.filter(state="new"))
-    assert claimed(asked, row.pk).loaded == ("new", "x")
-    assert claimed(WatchedChild.objects.filter(state="new"), child.pk).loaded == ("new", "y")
-
-
 def test_a_row_that_a_join_gives_many_times_is_read_once() -> None:
     row = Parcel.objects.create()
     Scan.objects.bulk_create([Scan(parcel=row) for _ in range(50)])
@@ -184,14 +155,6 @@ def test_a_row_that_a_join_gives_many_times_is_read_once() -> None:
     finally:
         post_init.disconnect(note, sender=Parcel)
     assert len(made) == 1
-
-
-def test_keys_that_are_not_the_first_column_are_locked() -> None:
-    badge = Badge.objects.create(parcel=Parcel.objects.create())
-    assert claimed(Badge.objects.filter(parcel__sent=False), badge.pk) == badge
-    seat = Seat.objects.create(row=1, number=2)
-    asked = Seat.objects.filter(Q(pk__in=Seat.objects.filter(sent=False)))
-    assert claimed(asked, seat.pk) == seat
 
 
 def test_a_question_with_several_answers_for_one_row_is_refused() -> None:

@@ -170,7 +170,7 @@ class Proxy:
         if not os.read(_STDIN, 1):
             return False
         os.write(_STDOUT, json.dumps(asdict(self._counts)).encode() + b"\n")
-        self._counts.messages = self._counts.commits = 0
+        self._counts.messages = self._counts.commits = self._counts.statements = 0
         return True
 
     def _drop_ended(self) -> None:

@@ -16,7 +16,6 @@ from .handling import Call, read_log
 from .network import SOCKET, Proxy, measured_delay, opened
 from .protocol import Counts
 from .team import Order, Share, Team, team
-from .wire import read
 
 #: Figures of a contender that is measured through a proxy.
 MESSAGES, COMMITS, DELAY = "messages per row", "commits per row", "measured delay, ms"
@@ -71,7 +70,6 @@ def drain(
     *,
     workers: int = 1,
     delay: float = 0.0,
-    traced: bool = False,
     left: int = 0,
     options: Mapping[str, Any] | None = None,
     through: Proxy | None = None,
@@ -85,8 +83,7 @@ def drain(
     host = through.host if through else connection.settings_dict["HOST"]
     with tempfile.TemporaryDirectory(prefix="dcl-bench-") as folder:
         log = Path(folder) / "log"
-        trace = Path(folder) / "trace" if traced else None
-        order = Order(name, host, log, workers, delay, trace, options or {})
+        order = Order(name, host, log, workers, delay, options or {})
         processes = 1 if contender.makes_copies else workers
         # What was counted before the start does not belong to the drain.
         shares = members.drain(order, processes, through.take_counts if through else None)
@@ -99,14 +96,16 @@ def drain(
         if workers > 1 and contender.has_log:
             per_copy = [sum(call.copy == copy for call in calls) for copy in range(workers)]
             figures["slowest share"] = min(per_copy) * workers / len(calls)
-        if traced:
-            figures |= _talk(Path(folder), len(expected))
     figures["peak MB"] = max(share.peak for share in shares) / 1024
     return figures
 
 
 def _sent(counts: Counts, rows: int) -> dict[str, float]:
-    return {MESSAGES: counts.messages / rows, COMMITS: counts.commits / rows}
+    return {
+        MESSAGES: counts.messages / rows,
+        COMMITS: counts.commits / rows,
+        "statements per row": counts.statements / rows,
+    }
 
 
 def _seconds(contender: Contender, shares: Sequence[Share], calls: Sequence[Call]) -> float:
@@ -117,14 +116,6 @@ def _seconds(contender: Contender, shares: Sequence[Share], calls: Sequence[Call
         # From the first call to the last, one row fewer is handled than there are.
         return (max(times) - min(times)) / 1e9 * len(times) / max(len(times) - 1, 1)
     return max(share.ended for share in shares) - min(share.began for share in shares)
-
-
-def _talk(folder: Path, rows: int) -> dict[str, float]:
-    talks = [read(path) for path in folder.glob("trace.*")]
-    return {
-        "statements per row": sum(len(talk.statements) for talk in talks) / rows,
-        "round trips per row": sum(talk.round_trips for talk in talks) / rows,
-    }
 
 
 def take_turns(

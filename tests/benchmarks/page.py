@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from . import network_table
-from .measuring import Measurement
+from .measuring import COMMITS, DELAY, MESSAGES, Measurement
 from .targets import TARGETS, verdict
 
+NOTHING = "–"
 TARGET_HEADINGS = ("what", "target", "median", "lowest", "highest", "")
 RATE_HEADINGS = (
     "scenario",
@@ -42,9 +42,9 @@ def tables(
     others: list[Measurement] = []
     for scenario in dict.fromkeys(result.scenario for result in results):
         of_it = [result for result in results if result.scenario == scenario]
-        if network_table.is_about_networks(of_it):
+        if _is_about_networks(of_it):
             networks += of_it
-            made[scenario] = _table(network_table.headings(of_it), network_table.lines(of_it))
+            made[scenario] = _table(_network_headings(of_it), _network_lines(of_it))
         else:
             others += of_it
     for prefix, group in (("", others), ("network-", networks)):
@@ -66,7 +66,7 @@ def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
 
 
 def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
-    has_networks = network_table.is_about_networks(results)
+    has_networks = _is_about_networks(results)
 
     def key(result: Measurement) -> tuple[str, int, str]:
         scenario = f"{result.scenario}, {result.network}" if has_networks else result.scenario
@@ -87,7 +87,7 @@ def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
 
 def _cpu(results: Sequence[Measurement]) -> str:
     values = [r.figures["CPU ms per row"] for r in results if "CPU ms per row" in r.figures]
-    return f"{median(values):.3f}" if values else network_table.NOTHING
+    return f"{median(values):.3f}" if values else NOTHING
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -95,3 +95,49 @@ def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[
     yield f"|{'---|' * len(headings)}"
     for line in lines:
         yield f"| {' | '.join(line)} |"
+
+
+# --- what a network does to each contender: one line for each, one figure in each cell
+
+
+def _is_about_networks(results: Sequence[Measurement]) -> bool:
+    """Return whether the results of a scenario are of more than one network."""
+    return len(_networks(results)) > 1
+
+
+def _network_headings(results: Sequence[Measurement]) -> Sequence[str]:
+    rates = (f"rows/s, {network}" for network in _networks(results))
+    return ["contender", "rows", "messages/row", "commits/row", *rates]
+
+
+def _network_lines(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
+    """Yield a line for each contender, and three with the delay that was measured."""
+    networks = _networks(results)
+    for name in dict.fromkeys(result.name for result in results):
+        of_it = [result for result in results if result.name == name]
+        yield (
+            *(name, f"{of_it[0].rows:,}"),
+            *(_cell(of_it, figure, ".3f") for figure in (MESSAGES, COMMITS)),
+            *(_cell(_on(network, of_it), "rate", ",.0f") for network in networks),
+        )
+    for what, choose in (("median", median), ("lowest", min), ("highest", max)):
+        delays = (_cell(_on(network, results), DELAY, ".2f", choose) for network in networks)
+        yield f"measured delay, ms: {what}", "", "", "", *delays
+
+
+def _networks(results: Sequence[Measurement]) -> Sequence[str]:
+    return list(dict.fromkeys(result.network for result in results))
+
+
+def _on(network: str, results: Sequence[Measurement]) -> Sequence[Measurement]:
+    return [result for result in results if result.network == network]
+
+
+def _cell(
+    results: Sequence[Measurement],
+    figure: str,
+    form: str,
+    choose: Callable[[Sequence[float]], float] = median,
+) -> str:
+    values = [result.figures[figure] for result in results if figure in result.figures]
+    return format(choose(values), form) if values else NOTHING

@@ -1,9 +1,7 @@
-"""SVG drawings of what was measured: ``python -m tests.benchmarks.plots results.json FOLDER``."""
+"""SVG drawings of what was measured."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -12,7 +10,6 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from . import page
 from .measuring import Measurement
 
 OURS, OTHERS, BARE = "#1f6f43", "#b0562c", "#7a7f87"
@@ -93,10 +90,3 @@ def _colour(name: str) -> str:
     if name.startswith(("transactional", "at most once", "at least once")):
         return OURS
     return BARE if name.startswith(("raw", "pgbench")) else OTHERS
-
-
-if __name__ == "__main__":
-    written = json.loads(Path(sys.argv[1]).read_text())
-    found = [Measurement(**result) for result in written["results"]]
-    draw(found, Path(sys.argv[2]))
-    page.write(found, written["server"], Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Count messages and commits in the two streams of a PostgreSQL connection."""
+"""Count messages, statements and commits in the two streams of a PostgreSQL connection."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _NO_ENCRYPTION = b"N"
 _NO_KIND = 0
 _COMMAND_COMPLETE, _READY_FOR_QUERY, _ERROR = b"CZE"
 _IDLE = b"I"
+_BRACKETS = {b"BEGIN", b"START TRANSACTION", b"COMMIT", b"ROLLBACK"}
 
 
 class EncryptedError(Exception):
@@ -35,6 +36,8 @@ class Counts:
 
     messages: int = 0
     commits: int = 0
+    #: Those that were executed, but BEGIN, COMMIT and ROLLBACK.
+    statements: int = 0
 
 
 class Conversation:
@@ -83,6 +86,7 @@ class Conversation:
                 self._in_block = content != _IDLE
 
     def _complete(self, tag: bytes) -> None:
+        self._counts.statements += tag not in _BRACKETS
         if tag == b"COMMIT":
             self._counts.commits += 1
             self._in_block = self._uncommitted = False

@@ -25,7 +25,7 @@ from .contenders import (
 )
 from .contenders.raw import connect
 from .measuring import Bench, Measurement, alone, drain, take_turns
-from .network import NETWORKS
+from .network import COUNTED, NETWORKS
 
 SLOW = 0.005  # seconds that the handler takes where workers are to gain something
 
@@ -87,7 +87,8 @@ def in_order(bench: Bench) -> None:
     """Rows of a hundred keys, each key's in order, and twenty handlers in flight of 50 ms each."""
     delay = 10 * SLOW
     take_turns(bench, "in order", (IN_ORDER, LOCKS), bench.unit, delay=delay)
-    take_turns(_fewer(bench), "statements", (IN_ORDER,), bench.unit, delay=delay, traced=True)
+    counted: dict[str, Any] = {"delay": delay, "networks": (COUNTED,)}
+    take_turns(_fewer(bench), "statements", (IN_ORDER,), bench.unit, **counted)
 
 
 def network(bench: Bench) -> None:
@@ -114,7 +115,7 @@ def statements(bench: Bench) -> None:
     for together in bench.workers:
         for name in (OURS, SPANNING):
             delay = SLOW if together > 1 else 0.0
-            how: dict[str, Any] = {"workers": together, "delay": delay, "traced": True}
+            how: dict[str, Any] = {"workers": together, "delay": delay, "networks": (COUNTED,)}
             take_turns(fewer, "statements", (name,), 5 * bench.unit, **how)
 
 

@@ -21,7 +21,7 @@ from .contenders import (
     WITH_FAILURES,
 )
 from .measuring import Measurement
-from .network import SOCKET
+from .network import COUNTED, SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
         yield Target(
             what=f"statements per row, {kind}, {workers} workers",
             scenario="statements",
+            network=COUNTED,
             ours=Side([name], workers),
             figure="statements per row",
             bound=most,
@@ -101,6 +102,7 @@ def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
         yield Target(
             what=f"the same vs one worker's ({kind}, {workers} workers)",
             scenario="statements",
+            network=COUNTED,
             ours=Side([name], workers),
             theirs=Side([name]),
             figure="statements per row",
@@ -186,6 +188,7 @@ def _in_order() -> Iterator[Target]:
     yield Target(
         what="statements per row, in order",
         scenario="statements",
+        network=COUNTED,
         ours=ours,
         figure="statements per row",
         bound=3,

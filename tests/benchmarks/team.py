@@ -6,7 +6,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,6 @@ class Order:
     """What a copy has to do.
 
     ``host``: the server, or a proxy before it. ``delay``: seconds that the handler takes.
-    ``trace``: a file, if wanted.
     """
 
     contender: str
@@ -33,7 +32,6 @@ class Order:
     log: Path
     workers: int
     delay: float = 0.0
-    trace: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -138,7 +136,7 @@ def _copy(pipe: Connection, number: int) -> None:
 def _drain(pipe: Connection, order: Order, number: int) -> Share:
     from django.db import connection
 
-    from . import handling, wire
+    from . import handling
     from .contenders import CONTENDERS
 
     drain = CONTENDERS[order.contender].drainer()
@@ -148,16 +146,12 @@ def _drain(pipe: Connection, order: Order, number: int) -> Share:
     # To connect costs every contender but once, as a worker that lives on would see it.
     connection.ensure_connection()
     close = handling.open_log(order.log, number, order.delay)
-    listening: AbstractContextManager[None] = nullcontext()
-    if order.trace is not None:
-        listening = wire.listening(order.trace.with_suffix(f".{number}"))
     try:
-        with listening:
-            pipe.send("ready")
-            pipe.recv()
-            began, cpu = time.monotonic(), time.process_time()
-            drained = drain(order.workers, **order.options)
-            ended, cpu = time.monotonic(), time.process_time() - cpu
+        pipe.send("ready")
+        pipe.recv()
+        began, cpu = time.monotonic(), time.process_time()
+        drained = drain(order.workers, **order.options)
+        ended, cpu = time.monotonic(), time.process_time() - cpu
     finally:
         close()
     return Share(began, ended, drained.seconds, cpu, _peak())

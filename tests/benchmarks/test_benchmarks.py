@@ -8,41 +8,22 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from tests.benchmarks import handling, wire
-from tests.benchmarks.audit import AuditError, audit
-from tests.benchmarks.contenders import ours, raw, raw_claim
-from tests.benchmarks.handling import Call
+from tests.benchmarks import handling
+from tests.benchmarks.contenders import ours, raw
 from tests.models import Errand
+from tests.test_counts import traced
 
 TABLE = "tests_errand."
-
-
-def calls(*pks: int) -> list[Call]:
-    return [Call(pk, 0, 0) for pk in pks]
-
-
-@pytest.mark.parametrize(
-    ("pks", "left", "finding"),
-    [
-        ((1, 2, 2), 0, "1 handled more than once (such as 2)"),
-        ((1,), 0, "1 never handled (such as 2)"),
-        ((1, 2, 3), 0, "1 handled and not asked for (such as 3)"),
-        ((1, 2), 4, "4 rows still pending"),
-    ],
-)
-def test_the_audit_names_what_is_wrong(pks: tuple[int, ...], left: int, finding: str) -> None:
-    with pytest.raises(AuditError, match=re.escape(finding)):
-        audit("a contender", {1, 2}, calls(*pks), left)
 
 
 def sent_by_us(tmp_path: Path, delivery: str, batch_size: int = 1) -> set[str]:
     """Return the statements of a run, less what differs from the bare driver's way of writing."""
     Errand.objects.bulk_create([Errand() for _ in range(6)])
     close = handling.open_log(tmp_path / "log", 0, 0)
-    with wire.listening(tmp_path / "trace"):
+    with traced() as sent:
         assert ours.drain(1, delivery=delivery, batch_size=batch_size).handled == 6
     close()
-    return {_plain(statement) for statement in wire.read(tmp_path / "trace").statements}
+    return {_plain(statement) for message in sent for statement in message.split("; ")}
 
 
 def _plain(statement: str) -> str:
@@ -76,4 +57,4 @@ def test_the_bare_driver_is_given_the_statements_that_we_send(
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="libpq traces PostgreSQL")
 def test_the_bare_driver_is_given_the_claim_that_we_send(tmp_path: Path) -> None:
     sent = sent_by_us(tmp_path, "at_most_once")
-    assert _plain(raw.with_keys(raw_claim.CLAIM, [1]).decode()) in sent
+    assert _plain(raw.with_keys(raw.CLAIM, [1]).decode()) in sent

@@ -1,4 +1,4 @@
-"""One ordeal: a calm start that is measured, the chaos, a calm end, and the judgement."""
+"""One ordeal: the workers come to work, the chaos, the rest of the rows, and the judgement."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tests.waiting import PATIENCE, until
 
-from . import audit, figures, judgement, person, table
+from . import audit, judgement, person, table
 from .blows import Blow, Reach
 from .crew import Watcher, at_work
 from .monkey import Monkey
@@ -31,7 +30,6 @@ class Plan:
     low: int = 300
     #: The average time that a handler takes.
     work: float
-    baseline: float
     #: The chaos ends after so long, or when the rows are running out, but not before every kind
     #: of blow was dealt.
     chaos: float
@@ -47,7 +45,7 @@ class Plan:
 class Ordeal:
     """What became of each delivery that was tried."""
 
-    deliveries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    deliveries: dict[str, dict[str, int]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     blows: list[Blow] = field(default_factory=list)
     cut_short: list[str] = field(default_factory=list)
@@ -72,19 +70,16 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     variables = {"CHAOS_AUDIT": str(lines), "CHAOS_WORK": str(plan.work)}
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
-        with person.at_hand(stage.server, names, stage.folder, lines):
+        with person.at_hand(names, lines):
             all_copies = len(ROUTES) * plan.copies
             keep = partial(_mend, stage, names, plan, watchers)
             _wait_for_all(lines, all_copies, since=0.0, keep=keep)
-            stage.say("the calm before the storm")
-            before = _calm(stage, names, plan, watchers, lines)
             stage.say("the chaos")
             reach = Reach(stage.server, stage.routes, watchers, dice)
             monkey = Monkey(reach, pause=plan.pause, kinds=plan.blows)
-            chaos = time.monotonic(), _chaos(stage, names, plan, monkey, watchers)
-            stage.say("the calm after the storm")
-            _wait_for_all(lines, all_copies, since=chaos[1], keep=keep)
-            after = _calm(stage, names, plan, watchers, lines)
+            over = _chaos(stage, names, plan, monkey, watchers)
+            stage.say("the rest")
+            _wait_for_all(lines, all_copies, since=over, keep=keep)
             withdrawn = _drain(stage, names, plan, watchers, lines)
         # The last decision may have put a row back.
         _is_drained(stage, names, watchers, PATIENCE)
@@ -95,17 +90,11 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
         records = table.records(stage.server, name, lines, monkey.blows)
         verdict = judgement.judge(table.PROCESSORS[name], records)
         ordeal.faults += [f"{name}: {fault}" for fault in verdict.faults]
-        ordeal.deliveries[name] = {
-            **verdict.counts,
-            "withdrawn": withdrawn.get(name, 0),
-            **_figures(records.calls, monkey.blows, before, chaos, after),
-        }
+        ordeal.deliveries[name] = {**verdict.counts, "withdrawn": withdrawn.get(name, 0)}
     return ordeal
 
 
-def _wait_for_all(
-    lines: Path, number: int, *, since: float, keep: Callable[[], None] = lambda: None
-) -> None:
+def _wait_for_all(lines: Path, number: int, *, since: float, keep: Callable[[], None]) -> None:
     """Wait until so many workers have begun a row since then."""
 
     def are_there() -> bool:
@@ -127,30 +116,6 @@ def _mend(stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Wat
     for name in names:
         if table.left(stage.server, name) < plan.low:
             table.fill(stage.server, name, plan.low)
-
-
-def _calm(
-    stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher], lines: Path
-) -> figures.Span:
-    """Let the workers work for a while; return the time of that.
-
-    On a busy machine it goes on until a row of each delivery was handled, so that each has a rate.
-    """
-    start = time.monotonic()
-    places = {table.PLACES[name] for name in names}
-    while time.monotonic() < start + plan.baseline or (
-        time.monotonic() < start + PATIENCE and not places <= _handled(lines, start)
-    ):
-        _mend(stage, names, plan, watchers)
-        time.sleep(0.2)
-    return start, time.monotonic()
-
-
-def _handled(lines: Path, since: float) -> set[int]:
-    """Return the deliveries, by their places, of which a handler has ended since then."""
-    return {
-        call.place for call in audit.read(lines) if call.ended is not None and call.ended >= since
-    }
 
 
 def _chaos(
@@ -196,21 +161,3 @@ def _is_drained(
         _restart(watchers)
         time.sleep(0.2)
     return True
-
-
-def _figures(
-    calls: Sequence[audit.Call], blows: Sequence[Blow], *spans: figures.Span
-) -> dict[str, Any]:
-    """Return the figures of the times before, during and after the chaos."""
-    before, during, after = (figures.rate(calls, span) for span in spans)
-    chaos = spans[1]
-    return {
-        "calm_rows_per_second": round(before, 1),
-        "chaos_rows_per_second": round(during, 1),
-        "after_rows_per_second": round(after, 1),
-        "ratio": round(during / before, 2) if before else None,
-        "ratio_after": round(after / before, 2) if before else None,
-        "chaos_seconds": round(chaos[1] - chaos[0], 1),
-        "longest_pause": round(figures.longest_pause(calls, chaos), 2),
-        "recovery": figures.summary(figures.recoveries(calls, blows, chaos[1])),
-    }

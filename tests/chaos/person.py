@@ -6,80 +6,57 @@ or has begun another row since.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-import django
 import psutil
+from django.db import Error, connection, connections, transaction
 
 from . import audit, table
-from .crew import CHECKOUT
-from .server import Server
 
 #: Seconds between two looks, and the least age of a claim that is looked at.
 PAUSE, AGE = 0.3, 1.0
 
 
 @contextmanager
-def at_hand(server: Server, names: Sequence[str], folder: Path, lines: Path) -> Iterator[None]:
+def at_hand(names: Sequence[str], lines: Path) -> Iterator[None]:
     """Have a person decide about the rows of the processors whose keys wait for that."""
     needed = [
         name
         for name in names
         if (terms := table.PROCESSORS[name]).most and terms.delivery == "at_most_once"
     ]
-    if not needed:
-        yield
-        return
-    path = folder / "person.log"
-    with path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.person", *needed],
-            env=table.environment(server, CHAOS_AUDIT=str(lines)),
-            cwd=CHECKOUT,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield
-    finally:
-        has_left = process.poll() is not None
-        process.terminate()
-        process.wait()
-    if has_left:
-        raise RuntimeError(f"expected the person to stay, got {path.read_text()}")
+    over = Event()
+    with ThreadPoolExecutor(1) as pool:
+        deciding = pool.submit(_decide, needed, lines, over)
+        try:
+            yield
+        finally:
+            over.set()
+        deciding.result()
 
 
-def main() -> None:
-    django.setup()
-    from django.db import Error, connections
-
-    # An ordeal that is killed leaves no person behind.
-    parent = os.getppid()
-    while os.getppid() == parent:
-        for name in sys.argv[1:]:
+def _decide(names: Sequence[str], lines: Path, over: Event) -> None:
+    while not over.wait(PAUSE):
+        for name in names:
             # The server may be away for a while, or full.
             with suppress(Error):
-                decide(name)
+                decide(name, lines)
         connections.close_all()
-        time.sleep(PAUSE)
 
 
-def decide(name: str) -> None:
-    from django.db import connection, transaction
-
-    from . import processors
+def decide(name: str, lines: Path) -> None:
+    from . import processors  # which needs the models
 
     processor = getattr(processors, name)
     of_table = processor.in_doubt(older_than=AGE)
     doubts = list(of_table.filter(place=table.PLACES[name]))
-    latest = _latest() if doubts else {}
+    latest = {call.pid: call for call in audit.read(lines)} if doubts else {}
     for row in doubts:
         if not _is_over(row, latest):
             continue
@@ -95,11 +72,6 @@ def decide(name: str) -> None:
                     )
 
 
-def _latest() -> dict[int, audit.Call]:
-    """Return the latest call of each worker."""
-    return {call.pid: call for call in audit.read(Path(os.environ["CHAOS_AUDIT"]))}
-
-
 def _is_over(row: Any, latest: Mapping[int, audit.Call]) -> bool:
     pid, claimed = row.last_error.split()
     last = latest.get(int(pid))
@@ -108,7 +80,3 @@ def _is_over(row: Any, latest: Mapping[int, audit.Call]) -> bool:
     with suppress(psutil.Error):
         return bool(psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
     return True
-
-
-if __name__ == "__main__":
-    main()

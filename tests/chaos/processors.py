@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import random
 import time
-from functools import partial
 from typing import Any
 
 from django.db import connection
 
-from dcl_processor import Delivery, Lease, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.chaos import audit
-from tests.chaos.table import MODELS, PLACES
+from tests.chaos.judgement import Terms
+from tests.chaos.table import MODELS, PLACES, PROCESSORS
 from tests.models import Errand, Express
 
 #: Seconds; a handler takes from none to twice as long.
 WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
-
-#: Any number of rows may wait.
-unlimited = partial(batch_processor, max_pending=None)
 
 #: Seconds for which no worker takes over a row whose worker was killed.
 LEASE = 4.0
@@ -55,71 +52,33 @@ LEASED: dict[str, Any] = {
 }
 
 
-@unlimited(pending=pending("transactional"), done={"done": True})
-def transactional(row: Errand) -> None:
-    handle(row.place, row.pk, in_database=True)
+DELIVERIES: dict[str, dict[str, Any]] = {
+    "transactional": {"done": {"done": True}},
+    "at_most_once": ONCE_CLAIMED,
+    "at_least_once": LEASED,
+}
 
 
-@unlimited(pending=pending("at_most_once"), **ONCE_CLAIMED)
-def at_most_once(row: Errand) -> None:
-    handle(row.place, row.pk)
+def _processor(name: str, terms: Terms) -> BatchProcessor[Any]:
+    options = DELIVERIES[terms.delivery]
+    if terms.most:
+        options = TRACED if terms.delivery == "at_most_once" else options
+        mode = {"in_order": True} if terms.in_order else {"max_per_group": terms.most}
+        options = {**options, "group_by": "result", **mode}
+
+    # Of two tables, the flags are the parent's; the lease, the attempts and the time of the claim
+    # are the child's.
+    def handler(row: Any) -> None:
+        handle(PLACES[name], row.pk, in_database=terms.delivery == "transactional")
+
+    # Any number of rows may wait.
+    return batch_processor(
+        name=f"chaos.{name}", pending=pending(name), max_pending=None, **options
+    )(handler)
 
 
-@unlimited(pending=pending("at_least_once"), **LEASED)
-def at_least_once(row: Errand) -> None:
-    handle(row.place, row.pk)
-
-
-# The flags are the parent's; the lease, the attempts and the time of the claim are the child's.
-@unlimited(pending=pending("two_tables_transactional"), done={"done": True})
-def two_tables_transactional(row: Express) -> None:
-    handle(int(row.result), row.pk, in_database=True)
-
-
-@unlimited(pending=pending("two_tables_at_most_once"), **ONCE_CLAIMED)
-def two_tables_at_most_once(row: Express) -> None:
-    handle(int(row.result), row.pk)
-
-
-@unlimited(pending=pending("two_tables_at_least_once"), **LEASED)
-def two_tables_at_least_once(row: Express) -> None:
-    handle(int(row.result), row.pk)
-
-
-IN_ORDER: dict[str, Any] = {"group_by": "result", "in_order": True}
-
-
-@unlimited(pending=pending("in_order_transactional"), done={"done": True}, **IN_ORDER)
-def in_order_transactional(row: Errand) -> None:
-    handle(row.place, row.pk, in_database=True)
-
-
-@unlimited(pending=pending("in_order_at_most_once"), **TRACED, **IN_ORDER)
-def in_order_at_most_once(row: Errand) -> None:
-    handle(row.place, row.pk)
-
-
-@unlimited(pending=pending("in_order_at_least_once"), **LEASED, **IN_ORDER)
-def in_order_at_least_once(row: Errand) -> None:
-    handle(row.place, row.pk)
-
-
-TWO_PER_KEY: dict[str, Any] = {"group_by": "result", "max_per_group": 2}
-
-
-@unlimited(pending=pending("two_per_key_transactional"), done={"done": True}, **TWO_PER_KEY)
-def two_per_key_transactional(row: Errand) -> None:
-    handle(row.place, row.pk, in_database=True)
-
-
-@unlimited(pending=pending("two_per_key_at_most_once"), **TRACED, **TWO_PER_KEY)
-def two_per_key_at_most_once(row: Errand) -> None:
-    handle(row.place, row.pk)
-
-
-@unlimited(pending=pending("two_per_key_at_least_once"), **LEASED, **TWO_PER_KEY)
-def two_per_key_at_least_once(row: Errand) -> None:
-    handle(row.place, row.pk)
+# Names of the module, as the command finds them.
+globals().update({name: _processor(name, terms) for name, terms in PROCESSORS.items()})
 
 
 def handle(place: int, pk: int, *, in_database: bool = False) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from django.core.management import call_command
+from django.db import connections
+
 from .audit import Call, read
 from .blows import Blow
-from .crew import CHECKOUT
 from .judgement import Records, Row, Terms
-from .routes import DIRECT
 from .server import Server
 
 #: The processors of each model, and what each of them promises.
@@ -132,7 +129,8 @@ DECIDED = "SELECT row_id, at FROM chaos_decided WHERE place = %s ORDER BY at"
 
 
 def make(server: Server) -> None:
-    _python(server, "django", "migrate", "--run-syncdb", "--verbosity", "0")
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    connections.close_all()
     server.ask(MAKE)
 
 
@@ -161,9 +159,13 @@ def records(server: Server, name: str, audit: Path, blows: Sequence[Blow]) -> Re
     """Gather all that is known of a processor's rows, when no worker is left."""
     place = PLACES[name]
     rows = [Row(*row) for row in server.ask(ROWS, place)]
-    claims = PROCESSORS[name].delivery == "at_most_once"
-    # These are the doubts of the table, which has rows of other processors, too.
-    doubts = json.loads(_python(server, "tests.chaos.doubts", name)) if claims else []
+    doubts: set[int] = set()
+    if PROCESSORS[name].delivery == "at_most_once":
+        from . import processors  # which needs the models
+
+        # These are the doubts of the table, which has rows of other processors, too.
+        doubts = {row.pk for row in getattr(processors, name).in_doubt(older_than=0)}
+        connections.close_all()
     decided: dict[int, list[float]] = defaultdict(list)
     for pk, at in server.ask(DECIDED, place):
         decided[pk].append(at)
@@ -172,7 +174,7 @@ def records(server: Server, name: str, audit: Path, blows: Sequence[Blow]) -> Re
         calls=[call for call in read(audit) if call.place == place],
         worked=_counted(server, "SELECT row_id FROM chaos_work WHERE place = %s", place),
         settled=_counted(server, "SELECT row_id FROM chaos_settled WHERE place = %s", place),
-        in_doubt=frozenset(doubts) & {row.pk for row in rows},
+        in_doubt=doubts & {row.pk for row in rows},
         blows=blows,
         decided=decided,
     )
@@ -180,28 +182,3 @@ def records(server: Server, name: str, audit: Path, blows: Sequence[Blow]) -> Re
 
 def _counted(server: Server, sql: str, place: int) -> Counter[int]:
     return Counter(pk for (pk,) in server.ask(sql, place))
-
-
-def environment(server: Server, **variables: str) -> dict[str, str]:
-    """Return the variables of a process that is no worker, and that the monkey does not hit."""
-    options = {**server.database["OPTIONS"], "application_name": "monkey"}
-    return {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
-        "PYTHONPATH": str(CHECKOUT),
-        "CHAOS_DATABASE": json.dumps({**server.database, "OPTIONS": options}),
-        "CHAOS_ROUTE": DIRECT,
-        **variables,
-    }
-
-
-def _python(server: Server, module: str, *arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=environment(server),
-        cwd=CHECKOUT,
-        check=True,
-        timeout=120,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -42,24 +43,16 @@ class Started:
 
 
 @contextmanager
-def celery(
-    folder: Path, name: str, *arguments: str, variables: Mapping[str, str]
-) -> Iterator[Started]:
-    """Start ``celery ARGUMENTS`` in a process group of its own; make sure that it ends."""
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "celery", "-A", "tests.cluster.app", *arguments]
-    inherited = environment(**{"DJANGO_SETTINGS_MODULE": "tests.cluster.settings", **variables})
-    # Celery warns of root, and of more that is not ours to answer for.
-    del inherited["PYTHONWARNINGS"]
+def in_a_group(command: Sequence[str], log: Path, **how: Any) -> Iterator[Started]:
+    """Start a command in a process group of its own; make sure that it ends."""
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "--loglevel=INFO"],
-            env=inherited,
-            cwd=CHECKOUT,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
             start_new_session=True,
+            **how,
         )
     started = Started(process, log)
     try:
@@ -70,6 +63,20 @@ def celery(
         with suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)
         started.kill()
+
+
+@contextmanager
+def celery(
+    folder: Path, name: str, *arguments: str, variables: Mapping[str, str]
+) -> Iterator[Started]:
+    """Start ``celery ARGUMENTS`` for as long as the block takes."""
+    command = [sys.executable, "-m", "celery", "-A", "tests.cluster.app", *arguments]
+    inherited = environment(**{"DJANGO_SETTINGS_MODULE": "tests.cluster.settings", **variables})
+    # Celery warns of root, and of more that is not ours to answer for.
+    del inherited["PYTHONWARNINGS"]
+    command.append("--loglevel=INFO")
+    with in_a_group(command, folder / f"{name}.log", env=inherited, cwd=CHECKOUT) as started:
+        yield started
 
 
 @contextmanager

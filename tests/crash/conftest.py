@@ -13,9 +13,9 @@ from tests.notes import notes_apart
 
 # There is no server whose sessions could end; and the statements that are counted are PostgreSQL's.
 collect_ignore = {
-    "sqlite": ["test_sessions.py", "test_cut.py", "test_gate.py", "test_terminations.py"],
+    "sqlite": ["test_sessions.py", "test_cut.py", "test_terminations.py"],
     "postgresql": [],
-}.get(connection.vendor, ["test_gate.py", "test_terminations.py"])
+}.get(connection.vendor, ["test_terminations.py"])
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -109,228 +109,91 @@ marking: dict[str, Any] = {
 
 
 #: All errands have one key, unless a test gives them others.
-keyed: dict[str, Any] = {"group_by": "result"}
-in_order: dict[str, Any] = {**keyed, "in_order": True}
-two_at_once: dict[str, Any] = {**keyed, "max_per_group": 2}
+MODES: dict[str, dict[str, Any]] = {
+    "by_key": {"group_by": "result"},
+    "in_order": {"group_by": "result", "in_order": True},
+    "two_at_once": {"group_by": "result", "max_per_group": 2},
+}
+pairs: dict[str, Any] = {"batch_size": 2}
+for_ever: dict[str, Any] = {**plain, "delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(300)}
 
 
-@batch_processor(**plain)
-def transactional(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**{**plain, "pending": spanning})
-def transactional_spanning(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain, **keyed)
-def transactional_by_key(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain, **in_order)
-def transactional_in_order(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain, **two_at_once)
-def transactional_two_at_once(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain, batch_size=2)
-def transactional_batch(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain, **again)
-def transactional_retry(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain, **again, batch_size=2)
-def transactional_retry_batch(row: Errand) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**plain_at_most_once)
-def at_most_once(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**plain_at_most_once, batch_size=2)
-def at_most_once_batch(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**claimed)
-def claim(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**claimed, "pending": spanning})
-def claim_spanning(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**claimed, batch_size=2)
-def claim_batch(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**claimed, **again)
-def claim_retry(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**leased)
-def lease(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**leased, "pending": spanning})
-def lease_spanning(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**leased, batch_size=2)
-def lease_batch(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**leased, "lease": Lease(6)})
-def beating_lease(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**leased, "lease": Lease(1)})
-def short_lease(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**plain, "pending": two_tables})
-def transactional_two_tables(row: Express) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**{**plain, **again, "pending": two_tables})
-def transactional_two_tables_retry(row: Express) -> None:
-    act_here_too(row)
-
-
-@batch_processor(**{**claimed, "pending": two_tables})
-def claim_two_tables(row: Express) -> None:
-    act(row)
-
-
-@batch_processor(**{**claimed, **again, "pending": two_tables})
-def claim_two_tables_retry(row: Express) -> None:
-    act(row)
-
-
-@batch_processor(**plain, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(300))
-def lease_for_ever(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**plain, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(300), batch_size=2)
-def lease_for_ever_batch(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**plain, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(300))
-async def lease_for_ever_async(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**leased, "pending": two_tables})
-def lease_two_tables(row: Express) -> None:
-    act(row)
-
-
-@batch_processor(**marking)
-def lease_marked(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**marking, batch_size=2)
-def lease_marked_batch(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**{**marking, "pending": marked_two_tables})
-def lease_marked_two_tables(row: Express) -> None:
-    act(row)
-
-
-@batch_processor(**leased)
-def lease_saving(row: Errand) -> None:
+def save_and_act(row: Errand) -> None:
     row.result = "saved"
     row.save()
     act(row)
 
 
-@batch_processor(**leased)
-def lease_locking(row: Errand) -> None:
+def lock_and_act(row: Errand) -> None:
     with transaction.atomic(using=row._state.db):
         [_] = Errand.objects.using(row._state.db).filter(pk=row.pk).select_for_update()
         act(row)
 
 
-@batch_processor(**claimed)
-def claim_locking(row: Errand) -> None:
-    with transaction.atomic(using=row._state.db):
-        [_] = Errand.objects.using(row._state.db).filter(pk=row.pk).select_for_update()
+async def act_on_loop(row: Errand) -> None:
+    act(row)
+
+
+def act_on_all(rows: Sequence[Errand]) -> None:
+    """Handle two rows in one call, which are settled together."""
+    for row in rows:
         act(row)
 
 
-@batch_processor(**claimed, **keyed)
-def claim_by_key(row: Errand) -> None:
-    act(row)
+#: What each is made of, beside its name. Without a handler it is ``act()``.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "transactional": plain,
+    "transactional_spanning": {**plain, "pending": spanning},
+    "transactional_batch": {**plain, **pairs},
+    "transactional_retry": {**plain, **again},
+    "transactional_retry_batch": {**plain, **again, **pairs},
+    "transactional_two_tables": {**plain, "pending": two_tables},
+    "transactional_two_tables_retry": {**plain, **again, "pending": two_tables},
+    "at_most_once": plain_at_most_once,
+    "at_most_once_batch": {**plain_at_most_once, **pairs},
+    "at_most_once_process_batch": {**plain_at_most_once, **pairs, "process_batch": act_on_all},
+    "claim": claimed,
+    "claim_spanning": {**claimed, "pending": spanning},
+    "claim_batch": {**claimed, **pairs},
+    "claim_process_batch": {**claimed, **pairs, "process_batch": act_on_all},
+    "claim_retry": {**claimed, **again},
+    "claim_two_tables": {**claimed, "pending": two_tables},
+    "claim_two_tables_retry": {**claimed, **again, "pending": two_tables},
+    "claim_locking": {**claimed, "handler": lock_and_act},
+    "lease": leased,
+    "lease_spanning": {**leased, "pending": spanning},
+    "lease_batch": {**leased, **pairs},
+    "lease_process_batch": {**leased, **pairs, "process_batch": act_on_all},
+    "lease_two_tables": {**leased, "pending": two_tables},
+    "lease_saving": {**leased, "handler": save_and_act},
+    "lease_locking": {**leased, "handler": lock_and_act},
+    "lease_for_ever": for_ever,
+    "lease_for_ever_batch": {**for_ever, **pairs},
+    "lease_for_ever_async": {**for_ever, "handler": act_on_loop},
+    "lease_marked": marking,
+    "lease_marked_batch": {**marking, **pairs},
+    "lease_marked_process_batch": {**marking, **pairs, "process_batch": act_on_all},
+    "lease_marked_two_tables": {**marking, "pending": marked_two_tables},
+    "lease_marked_by_key": {**marking, **MODES["by_key"]},
+    "beating_lease": {**leased, "lease": Lease(6)},
+    "short_lease": {**leased, "lease": Lease(1)},
+    **{
+        f"{name}_{mode}": {**options, **keyed}
+        for name, options in (("transactional", plain), ("claim", claimed), ("lease", leased))
+        for mode, keyed in MODES.items()
+    },
+}
 
 
-@batch_processor(**claimed, **in_order)
-def claim_in_order(row: Errand) -> None:
-    act(row)
+def _processor(name: str, handler: Any = act, **options: Any) -> BatchProcessor[Any]:
+    if name.startswith("transactional"):
+        handler = act_here_too
+    return batch_processor(name=f"crash.{name}", **options)(handler)
 
 
-@batch_processor(**claimed, **two_at_once)
-def claim_two_at_once(row: Errand) -> None:
-    act(row)
+# Names of the module, as the command finds them.
+globals().update({name: _processor(name, **options) for name, options in OPTIONS.items()})
 
+if TYPE_CHECKING:
 
-@batch_processor(**marking, **keyed)
-def lease_marked_by_key(row: Errand) -> None:
-    act(row)
-
-
-class Bulk(BatchProcessor[Errand]):
-    """Handles two rows in one call, and settles them together."""
-
-    def process_batch(self, rows: Sequence[Errand], /, *_: Any) -> None:
-        for row in rows:
-            act(row)
-
-
-at_most_once_process_batch = Bulk(
-    **plain_at_most_once, batch_size=2, name="crash.at_most_once_process_batch"
-)
-claim_process_batch = Bulk(**claimed, batch_size=2, name="crash.claim_process_batch")
-lease_process_batch = Bulk(**leased, batch_size=2, name="crash.lease_process_batch")
-lease_marked_process_batch = Bulk(**marking, batch_size=2, name="crash.lease_marked_process_batch")
-
-
-@batch_processor(**leased, **keyed)
-def lease_by_key(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**leased, **in_order)
-def lease_in_order(row: Errand) -> None:
-    act(row)
-
-
-@batch_processor(**leased, **two_at_once)
-def lease_two_at_once(row: Errand) -> None:
-    act(row)
+    def __getattr__(name: str) -> BatchProcessor[Any]: ...

@@ -3,6 +3,9 @@
 Each processor runs once undisturbed, and every boundary that it passes is noted. Then it is
 killed at each of them, and what is left is compared with what its delivery promises, which depends
 on three facts: was the row's claim committed, had its effect happened, was its outcome committed.
+
+Of a name that ends with ", handed out", the process reserves two of three rows and settles each
+from its token, instead of a run.
 """
 
 from __future__ import annotations
@@ -15,29 +18,68 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Delivery
+from dcl_processor import BatchProcessor, Delivery, Report
 from tests.contract.support.reports import assert_run
 from tests.crash import left as behind
 from tests.crash import processors, victims
 from tests.crash.audit import effects, effects_in_order
 from tests.crash.left import Left, rows_of
-from tests.crash.rows import FIRST, fresh, rows, state, those, time_passes, work
+from tests.crash.rows import FIRST, ROWS, SECOND, fresh, rows, state, those, time_passes, work
 from tests.crash.trace import Boundary
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Boundary]:
+HANDED_OUT = ", handed out"
+
+
+def reserve_and_settle(processor: BatchProcessor[Any]) -> Report:
+    """Have two rows handed out, and settle them as another process would."""
+    handed = processor.reserve(2)
+    for each in handed:
+        processors.act(each.row)
+        processor.reservation(each.token).settle()
+    return Report(name=processor.name, processed=len(handed))
+
+
+def kill_at_each(
+    name: str,
+    audit: str,
+    check: Callable[[BatchProcessor[Any], Left], None],
+    fails: int | None = None,
+) -> None:
+    """Run undisturbed; then kill the process at each of its boundaries, and check what is left."""
+    act = reserve_and_settle if name.endswith(HANDED_OUT) else BatchProcessor.run
+    name = name.removesuffix(HANDED_OUT)
+    all_rows = frozenset(ROWS) if act is reserve_and_settle else rows_of(name)
+    boundaries = boundaries_of(name, audit, all_rows, fails, act)
+
+    def check_states(processor: BatchProcessor[Any], left: Left) -> None:
+        assert {state(row) for row in rows().values()} <= ALLOWED[processor.delivery]
+        check(processor, left)
+
+    behind.kill_at_each(
+        name, audit, boundaries, check_states, all_rows=all_rows, fails=fails, act=act
+    )
+
+
+def boundaries_of(
+    name: str,
+    audit: str,
+    all_rows: frozenset[int],
+    fails: int | None = None,
+    act: Callable[[BatchProcessor[Any]], Report] = BatchProcessor.run,
+) -> list[Boundary]:
     """Run undisturbed, and return what is passed."""
-    fresh(*rows_of(name), fails=fails, of=getattr(processors, name))
+    fresh(*all_rows, fails=fails, of=getattr(processors, name))
     Path(audit).write_text("")
-    code, boundaries, report = victims.run(name, audit, rows_of(name))
+    code, boundaries, report = victims.run(name, audit, all_rows, act=act)
     assert code == 0
-    assert report is not None
+    handled = {FIRST, SECOND} if act is reserve_and_settle else all_rows
     # Every processor whose handler fails has a retry.
     failed = 0 if fails is None else 1
-    assert_run(report, processed=len(rows_of(name)) - failed, failed=failed, to_retry=failed)
-    assert effects() == Counter(rows_of(name))
+    assert_run(report, processed=len(handled) - failed, failed=failed, to_retry=failed)
+    assert effects() == Counter(handled)
     return boundaries
 
 
@@ -47,26 +89,6 @@ ALLOWED = {
     Delivery.AT_MOST_ONCE: {"pending", "done", "in doubt"},
     Delivery.AT_LEAST_ONCE: {"pending", "done", "leased", "marked"},
 }
-
-
-def states() -> set[str]:
-    return set(map(state, rows().values()))
-
-
-def kill_at_each(
-    name: str,
-    audit: str,
-    check: Callable[[BatchProcessor[Any], Left], None],
-    fails: int | None = None,
-) -> None:
-    """Kill the named processor at each of its boundaries, and check what is left."""
-
-    def check_states(processor: BatchProcessor[Any], left: Left) -> None:
-        assert states() <= ALLOWED[processor.delivery]
-        check(processor, left)
-
-    boundaries = boundaries_of(name, audit, fails)
-    behind.kill_at_each(name, audit, boundaries, check_states, all_rows=rows_of(name), fails=fails)
 
 
 # --- which boundaries there are
@@ -85,7 +107,7 @@ def kill_at_each(
 def test_the_boundaries_of_the_table_are_among_those_that_are_tried(
     nursery: None, audit: str, name: str, steps: str
 ) -> None:
-    passed = iter(boundaries_of(name, audit))
+    passed = iter(boundaries_of(name, audit, rows_of(name)))
     for step in steps.split(", "):
         for when in ("before", "after"):
             looked_for = f"{when} {step}"
@@ -93,24 +115,36 @@ def test_the_boundaries_of_the_table_are_among_those_that_are_tried(
 
 
 #: How many rows of a key may be in flight; on MariaDB keys are refused.
-MODES: dict[str, int] = {}
-if connection.vendor != "mysql":
-    MODES = {"by_key": 1, "in_order": 1, "two_at_once": 2}
+MODES = {} if connection.vendor == "mysql" else {"by_key": 1, "in_order": 1, "two_at_once": 2}
 
 
-def run_beside(processor: BatchProcessor[Any], mode: str, left: Left, held: set[int]) -> set[int]:
-    """Run while ``held`` keeps its place in the key of all rows; return what was not handled."""
+def in_keys(family: str) -> list[str]:
+    """Name the processors of a family whose rows have one key."""
+    return [f"{family}_{mode}" for mode in MODES]
+
+
+def run_beside(processor: BatchProcessor[Any], name: str, left: Left, held: set[int]) -> set[int]:
+    """Run while ``held`` may keep its place in the key of all rows; return what was kept waiting.
+
+    What was handled counts as left by this run.
+    """
     rest = set(left.rows - left.claimed)
-    free = not held or len(held) < MODES[mode]
+    most = [most for mode, most in MODES.items() if name.endswith(mode)]
+    waiting = rest if most and len(held) >= most[0] else set()
     report = processor()
-    assert_run(report, processed=len(rest) if free else 0, held=0 if free else len(rest))
-    assert report.held_keys == (() if free or not rest else ("",))
-    return set() if free else rest
+    assert_run(report, processed=len(rest - waiting), held=len(waiting))
+    assert report.held_keys == (("",) if waiting else ())
+    left.claimed |= rest - waiting
+    left.settled |= rest - waiting
+    left.effects += Counter(rest - waiting)
+    assert effects() == left.effects
+    assert those(lambda row: row.done) == left.rows - held - waiting
+    return waiting
 
 
-def check_order(mode: str) -> None:
+def check_order(name: str) -> None:
     """Check that no row was handled before an earlier one, however often each was."""
-    if mode == "in_order":
+    if name.endswith("in_order"):
         assert effects_in_order() == sorted(effects_in_order())
 
 
@@ -124,33 +158,26 @@ TRANSACTIONAL = [
 RETRYING = [*("transactional_retry", "transactional_retry_batch"), "transactional_two_tables_retry"]
 
 
-def check_once(processor: BatchProcessor[Any], left: Left) -> None:
-    assert those(lambda row: row.done) == left.settled
-    assert work() == Counter(left.settled)
-    rest = left.rows - left.settled
-    assert_run(processor(), processed=len(rest))
-    assert those(lambda row: row.done) == left.rows
-    assert work() == Counter(left.rows)
-    assert effects() == left.effects + Counter(rest)
-
-
-@pytest.mark.parametrize("name", TRANSACTIONAL)
+@pytest.mark.parametrize("name", [*TRANSACTIONAL, *in_keys("transactional")])
 def test_i9_transactional_work_in_the_database_happens_exactly_once(
     nursery: None, audit: str, name: str
 ) -> None:
-    """An effect outside it is repeated if the process died between it and the commit."""
-    kill_at_each(name, audit, check_once)
+    """An effect outside it is repeated if the process died between it and the commit.
 
+    The key of the row is free at once.
+    """
 
-@pytest.mark.parametrize("mode", MODES)
-def test_i9_transactional_a_kill_frees_the_key_at_once(
-    nursery: None, audit: str, mode: str
-) -> None:
     def check(processor: BatchProcessor[Any], left: Left) -> None:
-        check_once(processor, left)
-        check_order(mode)
+        assert those(lambda row: row.done) == left.settled
+        assert work() == Counter(left.settled)
+        rest = left.rows - left.settled
+        assert_run(processor(), processed=len(rest))
+        assert those(lambda row: row.done) == left.rows
+        assert work() == Counter(left.rows)
+        assert effects() == left.effects + Counter(rest)
+        check_order(name)
 
-    kill_at_each(f"transactional_{mode}", audit, check)
+    kill_at_each(name, audit, check)
 
 
 @pytest.mark.parametrize("name", RETRYING)
@@ -208,21 +235,22 @@ def check_doubt(processor: BatchProcessor[Any], left: Left) -> set[int]:
 CLAIMING = [
     *("claim", "claim_spanning", "claim_batch", "claim_process_batch"),
     *("claim_two_tables", "claim_locking"),
+    *(f"{name}{HANDED_OUT}" for name in ("claim", "claim_two_tables")),
 ]
 
 
-@pytest.mark.parametrize("name", CLAIMING)
+@pytest.mark.parametrize("name", [*CLAIMING, *in_keys("claim")])
 def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
     nursery: None, audit: str, name: str
 ) -> None:
+    """Until then it keeps its place in its key."""
+
     def check(processor: BatchProcessor[Any], left: Left) -> None:
         assert those(lambda row: row.done) == left.settled
         doubtful = check_doubt(processor, left)
-        rest = left.rows - left.claimed
-        assert_run(processor(), processed=len(rest))
-        assert those(lambda row: row.done) == left.rows - doubtful
-        assert check_doubt(processor, left) == doubtful
-        assert effects() == left.effects + Counter(rest)
+        for _ in range(2):
+            waiting = run_beside(processor, name, left, doubtful)
+            assert check_doubt(processor, left) == doubtful
 
         # A person who knows what has happened: each row is done once, and none is left.
         happened = doubtful & left.effects.keys()
@@ -231,36 +259,12 @@ def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
         assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
             doubtful - happened
         )
-        assert_run(processor(), processed=len(doubtful - happened))
+        assert_run(processor(), processed=len(doubtful - happened) + len(waiting))
         assert those(lambda row: row.done and not row.claimed) == left.rows
         assert effects() == Counter(left.rows)
+        check_order(name)
 
     kill_at_each(name, audit, check)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_i9_at_most_once_what_is_in_doubt_keeps_its_place_in_the_key(
-    nursery: None, audit: str, mode: str
-) -> None:
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        doubtful = check_doubt(processor, left)
-        for _ in range(2):
-            rest = run_beside(processor, mode, left, doubtful)
-            left.claimed |= left.rows - rest - doubtful
-            assert set(processor.in_doubt(older_than=0).values_list("pk", flat=True)) == doubtful
-
-        happened = doubtful & left.effects.keys()
-        table = processor.pending().model.objects
-        assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
-        assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
-            doubtful - happened
-        )
-        assert_run(processor(), processed=len(doubtful - happened) + len(rest))
-        assert those(lambda row: row.done and not row.claimed) == left.rows
-        assert effects() == Counter(left.rows)
-        check_order(mode)
-
-    kill_at_each(f"claim_{mode}", audit, check)
 
 
 @pytest.mark.parametrize("name", ["claim_retry", "claim_two_tables_retry"])
@@ -288,51 +292,32 @@ def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
 LEASING = [
     *("lease", "lease_spanning", "lease_batch", "lease_process_batch"),
     *("lease_two_tables", "lease_saving", "lease_locking"),
+    *(f"{name}{HANDED_OUT}" for name in ("lease", "lease_spanning")),
 ]
 
 
-@pytest.mark.parametrize("name", LEASING)
+@pytest.mark.parametrize("name", [*LEASING, *in_keys("lease")])
 def test_i9_at_least_once_another_copy_takes_over_when_the_lease_has_lapsed(
     nursery: None, audit: str, name: str
 ) -> None:
+    """Until then it keeps its place in its key."""
+
     def check(processor: BatchProcessor[Any], left: Left) -> None:
         held = left.claimed - left.settled
         assert those(lambda row: row.done) == left.settled
         assert those(lambda row: row.leased_until) == held
         assert those(lambda row: row.attempts == 1) == held
-        rest = left.rows - left.claimed
-        assert_run(processor(), processed=len(rest))
+        waiting = run_beside(processor, name, left, held)
         assert those(lambda row: row.leased_until) == held
-        assert those(lambda row: row.done) == left.rows - held
-        assert effects() == left.effects + Counter(rest)
 
         time_passes()
-        assert_run(processor(), processed=len(held))
+        assert_run(processor(), processed=len(held | waiting))
         assert those(lambda row: row.done and row.leased_until is None) == left.rows
         assert those(lambda row: row.attempts) == set()  # a success clears them
-        assert effects() == left.effects + Counter(rest) + Counter(held)
+        assert effects() == left.effects + Counter(held | waiting)
+        check_order(name)
 
     kill_at_each(name, audit, check)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_i9_at_least_once_a_kill_keeps_its_place_in_the_key_until_its_lease_has_lapsed(
-    nursery: None, audit: str, mode: str
-) -> None:
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        held = left.claimed - left.settled
-        assert those(lambda row: row.leased_until) == held
-        rest = run_beside(processor, mode, left, held)
-        assert those(lambda row: row.leased_until) == held
-        assert those(lambda row: row.done) == left.rows - held - rest
-
-        time_passes()
-        assert_run(processor(), processed=len(held) + len(rest))
-        assert those(lambda row: row.done and row.leased_until is None) == left.rows
-        assert effects() == left.effects + Counter(left.rows - left.settled)
-        check_order(mode)
-
-    kill_at_each(f"lease_{mode}", audit, check)
 
 
 def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
@@ -345,7 +330,8 @@ def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
 
 MARKING = [
     *("lease_marked", "lease_marked_batch", "lease_marked_process_batch"),
-    "lease_marked_two_tables",
+    *("lease_marked_two_tables", *in_keys("lease_marked")[:1]),
+    f"lease_marked{HANDED_OUT}",
 ]
 
 
@@ -356,38 +342,17 @@ def test_i9_at_least_once_the_mark_that_a_kill_leaves_is_taken_over_with_the_row
     def check(processor: BatchProcessor[Any], left: Left) -> None:
         held = left.claimed - left.settled
         check_mark(processor, held)
-        rest = left.rows - left.claimed
-        assert_run(processor(), processed=len(rest))
+        waiting = run_beside(processor, name, left, held)
         check_mark(processor, held)
 
         time_passes()
         assert not processor.in_progress().exists()
-        assert_run(processor(), processed=len(held))
+        assert_run(processor(), processed=len(held | waiting))
         assert those(lambda row: row.done) == left.rows
         check_mark(processor, set())
-        assert effects() == left.effects + Counter(rest) + Counter(held)
+        assert effects() == left.effects + Counter(held | waiting)
 
     kill_at_each(name, audit, check)
-
-
-def test_i9_at_least_once_the_mark_keeps_its_key_and_is_taken_away_with_its_lease(
-    nursery: None, audit: str
-) -> None:
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        held = left.claimed - left.settled
-        check_mark(processor, held)
-        rest = run_beside(processor, "by_key", left, held)
-        check_mark(processor, held)
-        assert those(lambda row: row.done) == left.rows - held - rest
-
-        time_passes()
-        assert not processor.in_progress().exists()
-        assert_run(processor(), processed=len(held) + len(rest))
-        assert those(lambda row: row.done) == left.rows
-        check_mark(processor, set())
-        assert effects() == left.effects + Counter(left.rows - left.settled)
-
-    kill_at_each("lease_marked_by_key", audit, check)
 
 
 @pytest.mark.parametrize("name", ["lease", "lease_two_tables"])
@@ -410,11 +375,3 @@ def test_i9_at_least_once_a_kill_is_an_attempt_and_so_is_a_failure(
         assert failed.last_error == "ValueError: not at home"
 
     kill_at_each(name, audit, check, fails=FIRST)
-
-
-if not MODES:
-    # No test with an empty list of parameters, which pytest would skip.
-    del test_i9_transactional_a_kill_frees_the_key_at_once
-    del test_i9_at_most_once_what_is_in_doubt_keeps_its_place_in_the_key
-    del test_i9_at_least_once_a_kill_keeps_its_place_in_the_key_until_its_lease_has_lapsed
-    del test_i9_at_least_once_the_mark_keeps_its_key_and_is_taken_away_with_its_lease

@@ -16,7 +16,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from dcl_processor import BatchProcessor
-from tests.contract.support import gate
 from tests.contract.support.errands import sessions
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
@@ -84,19 +83,6 @@ def run_until_renewal(name: str, audit: str, when: str) -> int | None:
     process = _fork.Process(target=_renewing_victim, args=(name, audit, when))
     process.start()
     return _end(process)
-
-
-def start_at_gate(name: str, audit: str, at: int) -> Any:
-    """Start a process whose lock statement number ``at`` waits at the gate; return it."""
-    process = _fork.Process(target=_victim_at_gate, args=(name, audit, at))
-    process.start()
-    return process
-
-
-def _victim_at_gate(name: str, audit: str, at: int) -> None:
-    os.environ["AUDIT"] = audit
-    with gate._at_lock("default", at, gate._put_the_gate_in):
-        getattr(processors, name)()
 
 
 def _renewing_victim(name: str, audit: str, when: str) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from django.db import connection
@@ -114,6 +115,18 @@ def empty_database(suffix: str) -> Iterator[str]:
             yield name
         finally:
             cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@contextmanager
+def connected(name: str) -> Iterator[Any]:
+    """Connect to another database of the suite's server."""
+    # Not an alias of its own, to which Django's test case allows no connection.
+    other = connection.copy()
+    other.settings_dict["NAME"] = name
+    try:
+        yield other
+    finally:
+        other.close()
 
 
 def url_of(name: str) -> str:

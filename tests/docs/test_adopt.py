@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from django.db import connection
 
 from tests.docs.output import unbroken
-from tests.docs.reader import Reader, empty_database, url_of
+from tests.docs.reader import Reader, connected, empty_database, url_of
 
 #: Orders of the last years. The page says a million, and the first order of today comes after that.
 ROWS = int(os.environ.get("ADOPT_ROWS", "1000000"))
@@ -80,18 +78,6 @@ class Table(NamedTuple):
     def pending(self) -> str:
         listed = self.type("python manage.py processors list")
         return listed.splitlines()[1].split()[0]
-
-
-@contextmanager
-def connected(name: str) -> Iterator[Any]:
-    """Connect to another database of the suite's server."""
-    # Not an alias of its own, to which Django's test case allows no connection.
-    other = connection.copy()
-    other.settings_dict["NAME"] = name
-    try:
-        yield other
-    finally:
-        other.close()
 
 
 @pytest.fixture

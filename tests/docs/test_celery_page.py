@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 from django.db import connection
 
-from tests.docs.reader import Reader, empty_database
+from tests.cluster.processes import in_a_group
+from tests.docs.reader import Reader, connected, empty_database
 from tests.servers.redis import is_installed, redis
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="redis-server is not installed")
 
@@ -38,52 +35,30 @@ def variables(transactional_db: None) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def started(reader: Reader, command: str) -> Iterator[Path]:
-    """Start what stays, in a process group of its own; give its log, and end it politely."""
+    """Start what stays; give its log."""
     log = reader.folder / f"{command.split()[3]}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {command}"],
-            cwd=reader.folder,
-            env=reader.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    try:
+    shell = ["/bin/sh", "-c", f"exec {command}"]
+    with in_a_group(shell, log, cwd=reader.folder, env=reader.environment) as running:
         yield log
-        assert process.poll() is None, log.read_text()
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        assert running.process.poll() is None, log.read_text()
 
 
-def unsent(variables: dict[str, str]) -> int:
-    with psycopg.connect(
-        host=variables["PGHOST"],
-        port=variables["PGPORT"],
-        user=variables["PGUSER"],
-        password=variables["PGPASSWORD"],
-        dbname=variables["PGDATABASE"],
-    ) as own:
-        row = own.execute("SELECT count(*) FROM shop_order WHERE NOT shipped_email_sent").fetchone()
-    assert row is not None
-    return int(row[0])
+def unsent(name: str) -> int:
+    with connected(name) as ours, ours.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM shop_order WHERE NOT shipped_email_sent")
+        return int(cursor.fetchone()[0])
 
 
 def test_a_worker_and_beat_as_the_page_has_them_handle_each_row_once(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
+    name = variables["PGDATABASE"]
     reader = Reader("howto/celery.md", tmp_path, variables)
     reader.follow()
     worker, beat = [start for start in reader.starts if start.startswith("celery ")]
-    assert unsent(variables) == 20
+    assert unsent(name) == 20
     with started(reader, worker) as log, started(reader, beat):
-        until(lambda: unsent(variables) == 0, f"all mails to be sent ({log})", pause=0.1)
+        until(lambda: unsent(name) == 0, f"all mails to be sent ({log})", pause=0.1)
         until(lambda: " succeeded in " in log.read_text(), f"the end of a task ({log})")
         said = re.findall(r"Order (\d+) is on its way", log.read_text())
         assert sorted(map(int, said)) == list(range(1, 21))

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psycopg
 import pytest
 from django.core.management import call_command
 from django.db import connection
 
 from tests.docs.blocks import commands
-from tests.docs.reader import Reader, empty_database, url_of
+from tests.docs.reader import Reader, connected, empty_database, url_of
 
 SETTINGS = """
 from environ import Env
@@ -113,7 +112,7 @@ def test_a_recipe_works_in_an_empty_project(page: str, tmp_path: Path, database:
     project(tmp_path, recipe.app)
     reader = Reader(page, tmp_path, {"DATABASE_URL": url_of(database)})
     reader.follow()
-    with psycopg.connect(_dsn(database), autocommit=True) as own:
+    with connected(database) as ours, ours.cursor() as own:
         own.execute(recipe.rows)
         printed = reader.run(f"python manage.py processors run {recipe.processor} --timeout 50")
         assert recipe.printed in printed
@@ -125,9 +124,3 @@ def test_a_recipe_works_in_an_empty_project(page: str, tmp_path: Path, database:
     assert reader.exit_code == 1
     mails = "".join(each.read_text("utf-8") for each in tmp_path.glob("mails/*"))
     assert mails.count("Subject: Shipped") == (3 if recipe.app == "orders" else 0)
-
-
-def _dsn(name: str) -> str:
-    own = connection.get_connection_params()
-    named = {each: own[each] for each in ("host", "port", "user", "password") if own.get(each)}
-    return psycopg.conninfo.make_conninfo(dbname=name, **named)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,8 @@ from .schedule import Schedule, Told, Violation
 from .search import After, Chooser, Dice, Parts, Pruned, Search, Written
 from .subjects import EDITOR, FIRST, Subject, edit
 
+#: What each search may take that is not run whole otherwise (``make explore``).
+SECONDS = float(os.environ.get("SECONDS") or 0)
 TIME = "time"
 TABLES = "tests_errand, tests_parcel, tests_receipt, tests_express, tests_freight"
 #: Schedules between two sweeps of the rows' old versions, which would make each later one slower.
@@ -80,35 +84,33 @@ class Stage:
             self._alone(copy)
             self._set_back()
 
-    def explore(
-        self,
-        *,
-        reduced: bool = True,
-        seconds: float = math.inf,
-        most: float = math.inf,
-        after: Parts = (),
-    ) -> Count:
-        """Run every schedule, unless the time or so many are over before; ``whole`` says which.
+    def explore(self, *, reduced: bool = True, most: float = math.inf, after: Parts = ()) -> Count:
+        """Run every schedule, or so many, or for ``SECONDS``; ``whole`` says which.
 
         ``after``: how they all begin.
         """
-        search, end = Search(reduced=reduced), time.monotonic() + seconds
+        search, end = Search(reduced=reduced), math.inf
+        if SECONDS and most < math.inf:
+            most, end = math.inf, time.monotonic() + SECONDS
         while time.monotonic() < end and self.count.schedules + self.count.pruned < most:
             self._run(After(after, search))
             if not search.go_on():
                 self.count.whole = True
                 break
-        return self.count
+        return self._shown()
 
-    def sample(
-        self, times: int, *, seconds: float = math.inf, by: Callable[[int], Chooser] = Dice
-    ) -> Count:
-        """Run random schedules, each by a seed of its own."""
-        end = time.monotonic() + seconds
-        for seed in range(times):
-            if time.monotonic() > end:
+    def sample(self, times: int, *, by: Callable[[int], Chooser] = Dice) -> Count:
+        """Run so many random schedules, or more of them, each by a seed of its own."""
+        end = time.monotonic() + SECONDS / 10
+        for seed in count():
+            if seed >= times and time.monotonic() > end:
                 break
             self._run(by(seed))
+        return self._shown()
+
+    def _shown(self) -> Count:
+        if SECONDS:
+            print(f"\n{len(self._workers)} workers, {len(self.rows)} rows: {self.count}")
         return self.count
 
     def replay(self, digits: str) -> Told | None:

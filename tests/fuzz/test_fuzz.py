@@ -18,30 +18,29 @@ from tests import seams
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.fuzz.cases import STRANGER, Case, cases, steady_cases, working_cases
 from tests.fuzz.verdict import ACCEPTED, REFUSED, TROUBLED, judge
+from tests.shares import is_whole
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 #: Make it larger to search for longer than a suite has the time for, with another seed each time.
 FUZZ = int(os.environ.get("FUZZ", "0"))
-EXAMPLES = FUZZ or 25
+EXAMPLES = FUZZ or (50 if is_whole() else 25)
 
 #: Of what was accepted, that which two workers met at.
 RACED = "raced"
 
 
-def search(
-    examples_of: st.SearchStrategy[Case], examples: int, *, derandomize: bool, shrink: bool = True
-) -> Counter[str]:
+def search(examples_of: st.SearchStrategy[Case], examples: int = EXAMPLES) -> Counter[str]:
     """Judge so many examples; return how many came to what."""
     came_to: Counter[str] = Counter()
 
     @settings(
         max_examples=examples,
-        derandomize=derandomize,
+        derandomize=not FUZZ,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+        phases=[Phase.generate, Phase.shrink],
         print_blob=False,
         report_multiple_bugs=False,
     )
@@ -55,7 +54,7 @@ def search(
         handled = came in {ACCEPTED, TROUBLED}
         came_to[RACED] += handled and case.meeting != STRANGER
 
-    if not derandomize and (given_seed := os.environ.get("FUZZ_SEED")):
+    if FUZZ and (given_seed := os.environ.get("FUZZ_SEED")):
         each = seed(int(given_seed))(each)
     each()
     return came_to
@@ -68,7 +67,7 @@ def test_a_generated_pair_is_refused_by_name_or_goes_right(
 ) -> None:
     """I1 to I6 and I11."""
     caplog.set_level("CRITICAL", "dcl_processor")  # a failed row says so, and many do
-    came_to = search(cases(delivery), EXAMPLES, derandomize=not FUZZ)
+    came_to = search(cases(delivery))
     pairs = sum(came_to.values()) - came_to[RACED]
     print(f"\n{connection.vendor}, {delivery}: {pairs} pairs: {dict(came_to)}")
     assert came_to[ACCEPTED] + came_to[TROUBLED] > EXAMPLES / 5
@@ -98,7 +97,8 @@ def test_generated_rows_go_right_whose_flips_wait_for_the_next_claim(
     """I1 to I6: among failing and repeated rows and another copy; in long searches lapses, too."""
     caplog.set_level("CRITICAL", "dcl_processor")
     waited = count_waiting(monkeypatch)
-    came_to = search(steady_cases(delivery, lapses=bool(FUZZ)), EXAMPLES, derandomize=not FUZZ)
+    lapses = bool(FUZZ) or is_whole()
+    came_to = search(steady_cases(delivery, lapses=lapses))
     print(f"\n{connection.vendor}, {delivery}: {waited.total()} flips waited: {dict(came_to)}")
     assert waited.total() > EXAMPLES / 5 or not SENDS_SEVERAL
     assert came_to[TROUBLED] > EXAMPLES / 2
@@ -112,6 +112,6 @@ def test_generated_rows_go_right_that_have_a_mark_beside_their_lease(
     caplog.set_level("CRITICAL", "dcl_processor")
     marked = working_cases(Delivery.AT_LEAST_ONCE).filter(lambda case: case.claim is not None)
     examples = FUZZ or 10
-    came_to = search(marked, examples, derandomize=not FUZZ)
+    came_to = search(marked, examples)
     print(f"\n{connection.vendor}: {dict(came_to)}")
     assert came_to[TROUBLED] > examples / 2

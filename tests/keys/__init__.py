@@ -1,4 +1,1 @@
-"""Rows in keys, handled by eight processes, and audited by a log that is only appended to.
-
-``python -m tests.keys`` (``make keys``) runs it and prints what the audit found.
-"""
+"""Rows in keys, handled by several processes, and audited by a log that is only appended to."""

@@ -32,6 +32,8 @@ DELIVERIES: dict[str, dict[str, Any]] = {
     "at_least_once": {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)},
 }
 
+#: Seconds that a handler takes.
+WORK = 0.001
 #: Lines of the log.
 BEGIN = "INSERT INTO keys_log (row_id, key, what, at, turn) VALUES (%s, %s, 'begin', %s, %s)"
 
@@ -42,14 +44,14 @@ class Turn:
     asked = 0.0
 
 
-def processor(delivery: str, mode: str, work: float, **options: Any) -> BatchProcessor[Errand]:
-    """Return a processor whose handler takes ``work`` seconds."""
+def processor(delivery: str, mode: str, **options: Any) -> BatchProcessor[Errand]:
+    """Return a processor whose handler takes a moment."""
 
     def handler(row: Errand) -> None:
         with connection.cursor() as cursor:
             turn = Turn.asked or time.time()
             cursor.execute(BEGIN, [row.pk, row.place, time.time(), turn])
-        time.sleep(work)
+        time.sleep(WORK)
 
     make: Callable[..., Any] = batch_processor(
         name=f"keys.{delivery}_{mode}",

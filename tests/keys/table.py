@@ -38,11 +38,11 @@ CREATE TRIGGER keys_note AFTER UPDATE OF done, claimed_at, leased_until ON tests
 """
 
 
-def make() -> None:
-    with connection.schema_editor() as editor:
-        editor.create_model(Errand)
-    with connection.cursor() as cursor:
-        cursor.execute(MAKE)
+DROP = """
+DROP FUNCTION keys_note CASCADE;
+DROP TABLE keys_log;
+DROP INDEX keys_rows, keys_leased, keys_claimed;
+"""
 
 
 def fill(rows: int, hot: float) -> list[Wait]:

@@ -1,83 +1,83 @@
-"""A short run of the audit, and what it finds in workers and in logs that are wrong."""
+"""Each delivery and mode over rows in keys, while trouble is made for the rows of the hot key.
+
+``ROWS=`` and ``WORKERS=`` make it longer (``make keys``): then over even keys, too.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from itertools import product
 
 import pytest
 from django.db import connection
 
-from tests.waiting import PATIENCE
+from tests.contract.support.temporary import temporary
+from tests.edge.manage import database_url
+from tests.models import Errand
+from tests.waiting import until
 
-from .audit import Line, Wait, judge
+from . import audit, table
+from .crew import Crew, crew_of
+from .processors import DELIVERIES, MODES
+from .troubles import KINDS, Troubles, renew_late
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+ROWS, WORKERS = int(os.environ.get("ROWS", "100")), int(os.environ.get("WORKERS", "3"))
+#: The part of the rows that is in the hot key.
+SKEWS = {"skewed": 0.9, **({"even": 0.0} if "ROWS" in os.environ else {})}
+#: Rows for which trouble of each kind is made once.
+ROWS_PER_TROUBLE = 100
 
-pytestmark = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="its triggers are PostgreSQL's"
-)
-
-
-def run(tmp_path: Path, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
-    path = tmp_path / "result.json"
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.keys", "--json", str(path)),
-            *("--workers", "3", "--skews", "skewed", *options),
-        ],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=4 * PATIENCE,
-    )
-    said = ended.stdout + ended.stderr
-    assert path.exists(), said
-    return ended.returncode, said, json.loads(path.read_text())
-
-
-def test_every_delivery_and_mode_keeps_to_the_keys_in_spite_of_trouble(tmp_path: Path) -> None:
-    code, said, results = run(tmp_path, "--rows", "100")
-    assert code == 0, said
-    assert len(results) == 12, said
-    troubles: Counter[str] = Counter()
-    for result in results:
-        assert result["rows"] >= 100, said
-        assert result["seconds"] > 0, said
-        troubles.update(result["troubles"])
-    assert set(+troubles) == {"commit_late", "put_back", "lock_head", "move", "renew_late"}, said
-
-
-WAITS = [Wait(1, 0), Wait(2, 0), Wait(3, 1)]
-RIGHT = [
-    Line(1, 0, "begin", at=1, turn=0.5),
-    Line(3, 1, "begin", at=1.5, turn=0.5),
-    Line(1, 0, "done", at=2),
-    Line(3, 1, "done", at=2.5),
-    Line(2, 0, "begin", at=3, turn=2.5),
-    Line(2, 0, "done", at=4),
+pytestmark = [
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="its triggers are PostgreSQL's"),
+    pytest.mark.django_db(transaction=True),
+    *([pytest.mark.timeout(0)] if "ROWS" in os.environ else []),
 ]
 
 
-def test_what_is_right_has_no_faults() -> None:
-    verdict = judge(RIGHT, WAITS, most=1, in_order=True, claims=False)
-    assert (verdict.faults, verdict.most) == ([], 1)
-    assert verdict.handled == Counter({1: 1, 2: 1, 3: 1})
+def test_every_delivery_and_mode_keeps_to_the_keys_in_spite_of_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url())
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
+    made: Counter[str] = Counter()
+    with temporary(table.MAKE, table.DROP), crew_of(WORKERS) as crew:
+        for delivery, skew, mode in product(DELIVERIES, SKEWS, MODES):
+            made += play(crew, delivery, skew, mode)
+    assert {*made} == {each.__name__ for each in (renew_late, *KINDS)}
 
 
-def test_two_rows_of_a_key_are_found() -> None:
-    lines = [
-        Line(1, 0, "begin", at=1),
-        Line(2, 0, "begin", at=1.5),
-        Line(1, 0, "done", at=2),
-        Line(2, 0, "done", at=3),
-    ]
-    assert judge(lines, [], most=1, in_order=False, claims=False).faults == [
-        "2 rows of key 0 were in flight, of 1"
-    ]
-    assert judge(lines, [], most=2, in_order=False, claims=False).faults == []
+def play(crew: Crew, delivery: str, skew: str, mode: str) -> Counter[str]:
+    """Let the workers handle rows while trouble is made, and judge the log."""
+    waits = table.fill(ROWS, SKEWS[skew])
+    troubles = Troubles(delivery, mode, waits, times=max(2, ROWS // ROWS_PER_TROUBLE))
+    troubles.start()
+    crew.begin(delivery, mode)
+    try:
+        wait_until_done()
+    finally:
+        troubles.end()
+    wait_until_done()  # the rows that came at last
+    failed = crew.end()
+    lines = table.log()
+    options, most = MODES[mode]
+    verdict = audit.judge(
+        lines, waits, most=most, in_order="in_order" in options, claims=delivery != "transactional"
+    )
+    begun = [line.at for line in lines if line.what == "begin"]
+    seconds = max(line.at for line in lines if line.what == "done") - min(begun)
+    which = f"{delivery}, {skew}, {mode}"
+    print(
+        f"\n{which}: {len(begun) / seconds:.0f} rows/s, {verdict.most} of a key in flight; "
+        f"{dict(troubles.made)}"
+    )
+    expected = Counter(Errand.objects.values_list("pk", flat=True)) + troubles.again
+    assert (which, failed, verdict.faults) == (which, 0, [])
+    assert verdict.handled == expected, which
+    return troubles.made
+
+
+def wait_until_done() -> None:
+    waiting = Errand.objects.filter(done=False)
+    while left := waiting.count():
+        until(lambda: waiting.count() != left, "a row to be handled", pause=0.1)

@@ -78,7 +78,7 @@ class Troubles:
             connections.close_all()
 
     def processor(self, **options: Any) -> BatchProcessor[Errand]:
-        return processors.processor(self.delivery, self.mode, 0.0, **options)
+        return processors.processor(self.delivery, self.mode, **options)
 
     def head(self) -> int | None:
         """Return the first row of the hot key that waits."""

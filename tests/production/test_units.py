@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,9 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from asgiref.sync import sync_to_async
+from django.db import connection, connections
 
-from dcl_processor import alive
+from dcl_processor import Lease, alive
+from tests.contract.support import errands as the
+from tests.contract.support.sessions import connected
 from tests.edge.manage import CHECKOUT
+from tests.models import Errand
+from tests.ported.workers import renewed
 from tests.waiting import PATIENCE
 
 PAGE = CHECKOUT / "docs" / "howto" / "run.md"
@@ -93,23 +98,46 @@ def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
     assert ours == []
 
 
-# --- the figures can be measured again; those that are counts are the same wherever it is done
+# --- how many sessions a worker has
 
 
-def test_the_sessions_of_one_copy_are_those_on_the_page() -> None:
-    variables = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.production.figures", "connections"],
-        env=variables,
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert ran.returncode == 0, ran.stderr
-    counts = dict(re.findall(r"sessions of one copy, (.*): (\d+)", ran.stdout))
-    assert list(counts.values()) == ["1", "2", "3"]
-    page = (CHECKOUT / "docs" / "howto" / "production.md").read_text(encoding="utf-8")
+SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = 'counted'"
+)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_the_sessions_of_one_worker_are_those_on_the_page() -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        with connections["other"].cursor() as cursor:
+            cursor.execute(SESSIONS)
+            seen.append(cursor.fetchone()[0])
+
+    def handle(row: Errand) -> None:
+        if row.leased_until is not None:
+            renewed(row)
+        look()
+
+    async def handle_later(row: Errand) -> None:
+        await sync_to_async(renewed)(row)
+        await sync_to_async(look)()
+
+    the.errands(1)
+    for make, handler in (
+        (the.transactional, handle),
+        (the.at_least_once, handle),
+        (the.at_least_once, handle_later),
+    ):
+        Errand.objects.update(done=False)
+        with connected({"application_name": "counted"}):
+            lease = {"lease": Lease(3)} if make is the.at_least_once else {}
+            assert make(handler, **lease)().processed == 1
+            connection.close()
+        connections["other"].close()
+    assert seen == [1, 2, 3]
+    page = PAGE.with_name("production.md").read_text(encoding="utf-8")
     table = page[page.index("| one worker | sessions |") :]
     assert re.findall(r"\| (\d)(?: more)? \|", table)[:3] == ["1", "2", "1"]

@@ -34,9 +34,7 @@ from sample_app.shop.packing import pack_orders
 from sample_app.shop.processors import capture_payments, push_to_warehouse
 from tests.waiting import PATIENCE
 
-REAL_FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "northwind_orders.csv"
 ORDERS, SHIPPED = 830, 809
-STAND_IN, REAL = "stand-in", "northwind"
 
 WriteOrders = Callable[..., Path]
 LoadOrders = Callable[..., None]
@@ -88,12 +86,9 @@ def load_orders(write_orders: WriteOrders) -> LoadOrders:
     return load
 
 
-# The real one where it is there, and one that is like it in all figures elsewhere.
-@pytest.fixture(params=[REAL if REAL_FILE.exists() else STAND_IN])
-def order_file(request: pytest.FixtureRequest, write_orders: WriteOrders) -> Path:
+@pytest.fixture
+def order_file(write_orders: WriteOrders) -> Path:
     """Give a file of 830 orders of 89 customers, of which all but 21 have shipped."""
-    if request.param == REAL:
-        return REAL_FILE
     return write_orders(
         *(
             order_line(

@@ -15,7 +15,6 @@ from environ import Env
 from pytest_django import DjangoAssertNumQueries
 
 from sample_app.mail_settings import mail_settings
-from sample_app.shop.demo.workers import run_workers
 from sample_app.shop.models import Customer, Order, OrderLine
 from tests.sample_app.conftest import (
     ORDERS,
@@ -192,27 +191,6 @@ def test_what_a_user_can_mend_is_one_sentence(
     assert code == 1
     [line] = errors.splitlines()
     assert complaint in line
-
-
-# --- copies that go wrong differ from workers that had nothing to do
-
-
-def test_a_copy_that_cannot_start_says_why(
-    empty_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "sample_app.settings")
-    monkeypatch.setenv("DATABASE_URL", empty_database)
-    watched: list[int] = []
-
-    shares = run_workers("shop.no_such_thing", 2, watch=watched.extend)
-
-    assert [(share.worker, share.processed, share.exit_code) for share in shares] == [
-        (1, 0, 2),
-        (2, 0, 2),
-    ]
-    assert not any(share.came_to_the_end or share.killed for share in shares)
-    assert all("shop.send_shipped_emails" in share.complaint for share in shares)
-    assert len(set(watched)) == 2
 
 
 # --- what the environment says about the mail, as Django's settings

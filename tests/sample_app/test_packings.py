@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +11,7 @@ from django.db import connection, connections, transaction
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
-from sample_app.shop.demo import hand_out_stage, packing_robot
+from sample_app.shop.demo import packing_robot
 from sample_app.shop.demo.packing_robot import weigh
 from sample_app.shop.models import Order, Packing, Robot
 from sample_app.shop.packing import MOST_HELD, held_by
@@ -139,22 +138,3 @@ def test_robots_pack_all_orders(packings: list[Packing], live_server: LiveServer
     assert set(Packing.objects.values_list("state", "grams", "order__number")) == {
         ("packed", weigh(number), number) for number in range(1, 6)
     }
-
-
-def test_the_demos_audit_complains_of_what_no_robot_may_do(packings: list[Packing]) -> None:
-    well, waiting, wrong, silent, twice = packings
-    for packing in (well, wrong, silent, twice):
-        grams = 1 if packing is wrong else weigh(packing.order.number)
-        Packing.objects.filter(pk=packing.pk).update(state="packed", grams=grams)
-    due = {packing.pk for packing in packings}
-    settled = Counter([well.pk, waiting.pk, wrong.pk, twice.pk, twice.pk])
-    verdict = hand_out_stage.audit(due, settled)
-    assert verdict.figures == "5 due, 4 packed by robots, 1 settled twice"
-    assert verdict.complaints == (
-        f"not packed: packing {waiting.pk}",
-        f"settled more than once: packing {twice.pk}",
-        f"packed, and never settled: packing {silent.pk}",
-        f"settled, and not packed: packing {waiting.pk}",
-        f"with the weight of another order: packing {wrong.pk}",
-    )
-    assert hand_out_stage.audit({well.pk}, Counter([well.pk])).clean

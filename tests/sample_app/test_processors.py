@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
 from sample_app.shop.orders_csv import COLUMNS, BadLine, OrderFileError, ParsedOrder, read_orders
 from sample_app.shop.processors import note_overdue_orders, send_shipped_emails
-from tests.sample_app.conftest import ORDERS, SHIPPED, WriteOrders, order_line
+from tests.sample_app.conftest import SHIPPED, WriteOrders, order_line
 
 
 def unshipped() -> list[Mapping[str, Any]]:
@@ -114,33 +113,6 @@ def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
 
 
 # --- what a line of an order file may look like, and what is said of one that does not
-
-
-def test_reads_every_order_of_a_whole_file(order_file: Path) -> None:
-    lines = list(read_orders(order_file))
-
-    orders = [line for line in lines if isinstance(line, ParsedOrder)]
-    assert len(orders) == len(lines) == ORDERS
-    assert sum(order.shipped_date is not None for order in orders) == SHIPPED
-    assert len({order.customer_code for order in orders}) == 89
-
-
-def test_reads_each_column(write_orders: WriteOrders) -> None:
-    [order] = read_orders(write_orders(order_line(7, company='"Tea, and more"', freight="1.005")))
-
-    assert order == ParsedOrder(
-        line=2,
-        number=7,
-        customer_code="VINET",
-        company="Tea, and more",
-        contact_name="Paul Martin",
-        order_date=date(1996, 7, 4),
-        required_date=date(1996, 8, 1),
-        shipped_date=date(1996, 7, 16),
-        freight=Decimal("1.01"),
-        ship_city="Reims",
-        ship_country="France",
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from django.test import override_settings
 from django.utils import timezone
 from httpx2 import AsyncClient, Timeout
 
-from dcl_processor import Delivery
 from sample_app.shop.demo.warehouse_audit import audit
-from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
+from sample_app.shop.demo.warehouse_stub import Mood, WarehouseStub
 from sample_app.shop.models import Order, Payment
 from sample_app.shop.processors import push_to_warehouse
 from tests.sample_app.conftest import LoadOrders
@@ -51,19 +50,6 @@ def make_due() -> None:
 
 def order(number: int) -> Order:
     return Order.objects.get(number=number)
-
-
-def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders) -> None:
-    load_paid(*range(1, 31))
-    with warehouse() as stub:
-        report = push_to_warehouse(concurrency=8)
-        again = push_to_warehouse(concurrency=8)
-    assert push_to_warehouse.delivery is Delivery.AT_LEAST_ONCE
-    assert (report.processed, report.failed, again.processed) == (30, 0, 0)
-    assert Counter(arrival.order for arrival in stub.log) == Counter(range(1, 31))
-    assert stub.to_pack == {str(number) for number in range(1, 31)}
-    assert not Order.objects.filter(in_warehouse=False).exists()
-    assert not Order.objects.exclude(leased_until=None).exists()
 
 
 class Impatient(AsyncClient):
@@ -103,33 +89,3 @@ def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
     assert stub.to_pack == {"7", "8"}
     assert (order(7).in_warehouse, order(7).attempts) == (True, 0)  # cleared by the success
     assert audit({7, 8}, stub.log).clean
-
-
-# --- the audit
-
-
-def arrival(number: int, *, acknowledged: bool = True) -> Arrival:
-    return Arrival(number, str(number), acknowledged)
-
-
-@pytest.fixture
-def pushed(load_paid: LoadOrders) -> None:
-    """Load two orders that are flagged as arrived."""
-    load_paid(7, 8)
-    Order.objects.update(in_warehouse=True)
-
-
-@pytest.mark.usefixtures("pushed")
-def test_what_arrived_again_after_a_failed_answer_is_counted_and_clean() -> None:
-    verdict = audit({7, 8}, [arrival(7, acknowledged=False), arrival(8), arrival(7)])
-    assert verdict.clean
-    assert verdict.figures == (
-        "2 due, 2 arrived, 0 missing; 1 arrived again after a failed answer, 2 to be packed"
-    )
-
-
-@pytest.mark.usefixtures("pushed")
-def test_what_arrived_again_for_no_reason_is_found() -> None:
-    log = [arrival(7), arrival(8), arrival(7)]
-    assert audit({7, 8}, log).complaints == ("arrived again for no reason: order 7",)
-    assert audit({7, 8}, log, leases_lost=1).clean

@@ -28,7 +28,8 @@ class Contender:
 
     ``module`` has the functions ``prepare(rows)``, which makes that many rows (or jobs) with
     numbers from 1; ``drain(...)``, which handles what one copy can get and returns ``Drained``;
-    and ``left()``, which counts what is not handled. ``options`` are passed to ``drain``.
+    and ``left()``, which counts what is not handled. ``options`` are passed to ``drain``, and
+    ``functions`` has the names of those that are called otherwise.
 
     ``clock``: *drain* times the whole call of ``drain`` in all workers. *handler* starts with the
     first handler call and ends with the last one, so that a worker's start and its last look at
@@ -42,6 +43,7 @@ class Contender:
     has_log: bool = True
     #: One process of its own makes all the workers; ``drain`` gets their number.
     makes_copies: bool = False
+    functions: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, rows: int) -> None:
         self._load("prepare")(rows)
@@ -57,12 +59,17 @@ class Contender:
         return not self.needs or find_spec(self.needs) is not None
 
     def _load(self, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module(f"{__name__}.{self.module}"), name)
+        module = import_module(f"{__name__}.{self.module}")
+        found: Callable[..., Any] = getattr(module, self.functions.get(name, name))
         return found
 
 
 def _ours(delivery: str, size: int = 1, **run: Any) -> Contender:
     return Contender("ours", {"delivery": delivery, "batch_size": size, **run})
+
+
+def _raw(drain: str, size: int, **options: Any) -> Contender:
+    return Contender("raw", {"batch_size": size, **options}, functions={"drain": drain})
 
 
 OURS = "transactional, batch 1"
@@ -83,23 +90,26 @@ CONTENDERS: Mapping[str, Contender] = {
     CONCURRENT: _ours("transactional", concurrency=10),
     BATCH: _ours("transactional", 100),
     "transactional, batch 500": _ours("transactional", 500),
-    WITH_FAILURES: Contender("failing"),
-    WATCHED: Contender("watched", needs="opentelemetry"),
+    WITH_FAILURES: Contender("ours", functions={"drain": "drain_failing", "left": "left_failing"}),
+    WATCHED: Contender("ours", needs="opentelemetry", functions={"drain": "drain_watched"}),
     "at most once, batch 1": _ours("at_most_once"),
     "at least once, batch 1": _ours("at_least_once"),
-    SPANNING: Contender("spanning"),
+    SPANNING: Contender(
+        "ours",
+        functions={"prepare": "fill_spanning", "drain": "drain_spanning", "left": "left_spanning"},
+    ),
     ARTICLE: Contender("article"),
-    "raw statements, batch 1": Contender("raw", {"batch_size": 1}),
-    ONE_MESSAGE: Contender("raw_one_message"),
-    "raw prepared statements, batch 1": Contender("raw", {"batch_size": 1, "prepared": True}),
-    "raw statements, batch 100": Contender("raw", {"batch_size": 100}),
-    "raw statements, batch 500": Contender("raw", {"batch_size": 500}),
-    "raw claim, batch 1": Contender("raw_claim", {"batch_size": 1}),
-    "raw prepared claim, batch 1": Contender("raw_claim", {"batch_size": 1, "prepared": True}),
-    "raw claim, batch 100": Contender("raw_claim", {"batch_size": 100}),
-    "raw claim, batch 500": Contender("raw_claim", {"batch_size": 500}),
-    "raw claim at the head, batch 500": Contender("raw_head", {"batch_size": 500}),
-    "raw claim at the head, batch 1": Contender("raw_head", {"batch_size": 1}),
+    "raw statements, batch 1": _raw("drain", 1),
+    ONE_MESSAGE: Contender("raw", functions={"drain": "drain_one_message"}),
+    "raw prepared statements, batch 1": _raw("drain", 1, prepared=True),
+    "raw statements, batch 100": _raw("drain", 100),
+    "raw statements, batch 500": _raw("drain", 500),
+    "raw claim, batch 1": _raw("drain_claims", 1),
+    "raw prepared claim, batch 1": _raw("drain_claims", 1, prepared=True),
+    "raw claim, batch 100": _raw("drain_claims", 100),
+    "raw claim, batch 500": _raw("drain_claims", 500),
+    "raw claim at the head, batch 500": _raw("drain_head", 500),
+    "raw claim at the head, batch 1": _raw("drain_head", 1),
     "pgbench claim": Contender("pgbench", has_log=False, makes_copies=True),
     "django-tasks-db": Contender("django_tasks_db", needs="django_tasks_db", clock="handler"),
     "procrastinate": Contender(
@@ -111,9 +121,15 @@ CONTENDERS: Mapping[str, Contender] = {
     "pgqueuer, batch 100": Contender(
         "pgqueuer", {"batch_size": 100}, needs="pgqueuer", clock="handler"
     ),
-    IN_ORDER: Contender("in_order", {"concurrency": 20}),
+    IN_ORDER: Contender(
+        "ours", {"concurrency": 20}, functions={"prepare": "fill_keys", "drain": "drain_in_order"}
+    ),
     LOCKS: Contender(
-        "procrastinate_locks", {"concurrency": 20}, needs="procrastinate", clock="handler"
+        "procrastinate",
+        {"concurrency": 20},
+        needs="procrastinate",
+        clock="handler",
+        functions={"prepare": "prepare_locks", "drain": "drain_locks"},
     ),
     "django-mailer": Contender("django_mailer", needs="mailer", clock="handler"),
 }

@@ -16,7 +16,7 @@ from django.db import connection
 
 from sample_app import embedded
 from tests.benchmarks.contenders import Drained
-from tests.benchmarks.contenders.raw_claim import CLAIM
+from tests.benchmarks.contenders.raw import CLAIM
 from tests.benchmarks.rows import fill as prepare
 from tests.benchmarks.rows import left
 

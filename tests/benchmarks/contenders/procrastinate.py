@@ -11,7 +11,7 @@ from procrastinate.contrib.django import connector_params
 
 from tests.benchmarks import handling
 from tests.benchmarks.contenders import Drained
-from tests.benchmarks.rows import settle_down
+from tests.benchmarks.rows import KEY, settle_down
 
 
 def make_app(connector: Any) -> App:
@@ -48,6 +48,22 @@ def prepare(jobs: int) -> None:
 def drain(workers: int, *, concurrency: int) -> Drained:
     app = make_app(PsycopgConnector(kwargs=connector_params()))
     app.run_worker(wait=False, concurrency=concurrency, install_signal_handlers=False)
+    return Drained()
+
+
+def prepare_locks(jobs: int) -> None:
+    """Have a lock for each key."""
+    app = empty()
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT id, {KEY} FROM generate_series(1, {jobs}) AS id")  # noqa: S608  # constants
+        for number, key in cursor.fetchall():
+            app.tasks["errand"].configure(lock=str(key)).defer(number=number)
+    settle_down("procrastinate_jobs", "procrastinate_events")
+
+
+def drain_locks(workers: int, *, concurrency: int) -> Drained:
+    while left():  # its worker ends when the locks of all other jobs are taken
+        drain(workers, concurrency=concurrency)
     return Drained()
 
 

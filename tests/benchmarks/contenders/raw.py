@@ -1,6 +1,7 @@
-"""The bare driver with the statements that this package sends for TRANSACTIONAL.
+"""The bare driver with the statements that this package sends, and as queues in a table use it.
 
-A test compares them with what the server is really sent. ``prepared`` is the driver's own way,
+A test compares them with what the server is really sent: those of TRANSACTIONAL, and the one of
+AT_MOST_ONCE. ``prepared`` is the driver's own way,
 which Django turns off: the server gets the values apart from the text, and keeps the plan.
 """
 
@@ -26,22 +27,52 @@ LOCK = f"SELECT {', '.join(COLUMNS)}, pg_current_xact_id() FROM {TABLE} \
 WHERE NOT done AND id {{these}} \
 FOR NO KEY UPDATE SKIP LOCKED"
 FLIP = f"UPDATE {TABLE} SET done = true WHERE (id {{these}} AND pg_current_xact_id() = %s)"
+CLAIM = f"""WITH taken (taken, before_0) AS MATERIALIZED (
+    SELECT id, done FROM {TABLE} WHERE NOT done AND id {{these}} FOR NO KEY UPDATE SKIP LOCKED
+) UPDATE {TABLE} SET done = true FROM taken WHERE {TABLE}.id = taken.taken
+RETURNING {", ".join(f"{TABLE}.{column}" for column in COLUMNS)},
+{TABLE}.id, taken.before_0, {TABLE}.done"""
+#: The next rows from the head, in one statement: there is no lock-free read, and each claim looks
+#: for the head anew, past whatever lies dead there.
+HEAD = f"""WITH taken AS MATERIALIZED (
+    SELECT id FROM {TABLE} WHERE NOT done ORDER BY id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
+) UPDATE {TABLE} SET done = true FROM taken WHERE {TABLE}.id = taken.id
+RETURNING {", ".join(f"{TABLE}.{column}" for column in COLUMNS)}"""
 
 
 def drain(workers: int, *, batch_size: int, prepared: bool = False) -> Drained:
     handle, handled = handling.handle, 0
     with connect(prepared=prepared) as driver, driver.cursor() as cursor:
-        for keys in windows(cursor):
-            for start in range(0, len(keys), batch_size):
-                batch = keys[start : start + batch_size]
-                with driver.transaction():
-                    rows = cursor.execute(with_keys(LOCK, batch), given(batch)).fetchall()
-                    got = [row[0] for row in rows]
-                    for pk in got:
-                        handle(pk)
-                    if got:
-                        cursor.execute(with_keys(FLIP, got), [*given(got), rows[0][-1]])
-                handled += len(got)
+        for batch in batches(cursor, batch_size):
+            with driver.transaction():
+                rows = cursor.execute(with_keys(LOCK, batch), given(batch)).fetchall()
+                got = [row[0] for row in rows]
+                for pk in got:
+                    handle(pk)
+                if got:
+                    cursor.execute(with_keys(FLIP, got), [*given(got), rows[0][-1]])
+            handled += len(got)
+    return Drained(handled)
+
+
+def drain_claims(workers: int, *, batch_size: int, prepared: bool = False) -> Drained:
+    handle, handled = handling.handle, 0
+    with connect(prepared=prepared) as driver, driver.cursor() as cursor:
+        for batch in batches(cursor, batch_size):
+            rows = cursor.execute(with_keys(CLAIM, batch), given(batch)).fetchall()
+            for row in rows:
+                handle(row[0])
+            handled += len(rows)
+    return Drained(handled)
+
+
+def drain_head(workers: int, *, batch_size: int) -> Drained:
+    handle, handled = handling.handle, 0
+    with connect(prepared=True) as driver, driver.cursor() as cursor:
+        while rows := cursor.execute(HEAD.encode(), [batch_size]).fetchall():
+            for row in rows:
+                handle(row[0])
+            handled += len(rows)
     return Drained(handled)
 
 
@@ -64,6 +95,12 @@ def windows(cursor: psycopg.Cursor[Any]) -> Iterator[list[int]]:
         last = keys[-1]
 
 
+def batches(cursor: psycopg.Cursor[Any], size: int) -> Iterator[list[int]]:
+    for keys in windows(cursor):
+        for start in range(0, len(keys), size):
+            yield keys[start : start + size]
+
+
 def with_keys(statement: str, keys: list[int]) -> bytes:
     return statement.format(these="= ANY(%s)" if len(keys) > 1 else "= %s").encode()
 
@@ -71,3 +108,45 @@ def with_keys(statement: str, keys: list[int]) -> bytes:
 def given(keys: list[int]) -> list[Any]:
     """Return the parameters of a statement with these keys: many are one list."""
     return [keys] if len(keys) > 1 else keys
+
+
+# --- one message per row: flip, COMMIT, BEGIN and the next row's lock together. It is a bound that
+# this package cannot reach: a row's flip is sent with its COMMIT, so whether the flip wrote the row
+# is known only after the commit.
+
+END = with_keys(FLIP, [0]) + b"; COMMIT"
+BEGIN = b"BEGIN; " + with_keys(LOCK, [0])
+
+
+def drain_one_message(workers: int) -> Drained:
+    """Handle each row between the message that locks it and the one that flips it."""
+    handle, handled = handling.handle, 0
+    with connect(prepared=False) as driver, driver.cursor() as cursor:
+        for keys in windows(cursor):
+            row = _last(cursor.execute(BEGIN, [keys[0]]))
+            for following in (*keys[1:], None):
+                if row is not None:
+                    handle(row[0])
+                    handled += 1
+                row = _settle_and_lock(cursor, row, following)
+    return Drained(handled)
+
+
+def _settle_and_lock(cursor: psycopg.Cursor[Any], row: Any, following: int | None) -> Any:
+    """Send the one message of a row, which also locks the following one; return that, if free."""
+    statements: list[bytes] = [b"COMMIT"] if row is None else [END]
+    values = [] if row is None else [row[0], row[-1]]
+    if following is not None:
+        statements.append(BEGIN)
+        values.append(following)
+    cursor.execute(b"; ".join(statements), values)
+    if row is not None and cursor.rowcount != 1:
+        raise RuntimeError(f"expected the flip to write row {row[0]}, got {cursor.rowcount} rows.")
+    return _last(cursor) if following is not None else None
+
+
+def _last(cursor: psycopg.Cursor[Any]) -> Any:
+    """Return the row of the last statement that was sent, if it found one."""
+    while cursor.nextset():
+        pass
+    return cursor.fetchone()
