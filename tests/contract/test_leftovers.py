@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
-from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor import Delivery, Lease, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.execution.leftover import PAUSE, SharedSessions
 from tests.contract.support import errands as the
@@ -193,22 +192,6 @@ def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
     assert worked() == [1, 3]
 
 
-def test_what_an_asynchronous_handler_raised_is_the_failure() -> None:
-    """The rows after it do not work in the transaction that it has left open."""
-    the.errands(2)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 0:
-            await sync_to_async(execute)("BEGIN")
-            raise ValueError("the handler's own")
-        await work(row)
-
-    report = make(handle)(concurrency=1)
-    assert_run(report, processed=1, failed=1, to_retry=1)
-    assert str(report.failures[0].error) == "the handler's own"
-    assert worked() == [1]
-
-
 class Shared:
     """Begins a transaction for the row at place 0, in which the row at place 1 works as well."""
 
@@ -280,28 +263,6 @@ if connection.features.has_select_for_update:
 
         assert_run(make(handle)(concurrency=2), processed=4)
         assert worked() == [0, 1, 2, 3]
-
-
-def test_all_rows_of_a_call_that_left_a_transaction_open_fail() -> None:
-    the.errands(4)
-
-    class Together(BatchProcessor[Errand]):
-        delivery, lease, retry = LEASED["delivery"], LEASED["lease"], LEASED["retry"]
-        done = {"done": True}
-        batch_size = 2
-
-        def pending(self) -> QuerySet[Errand]:
-            return Errand.objects.filter(done=False)
-
-        async def process_batch(self, rows: Sequence[Errand], /) -> None:
-            if rows[0].place == 0:
-                await sync_to_async(transaction.set_autocommit)(False)
-            for row in rows:
-                await work(row)
-
-    report = Together()(concurrency=1)
-    assert_run(report, processed=2, failed=2, to_retry=2)
-    assert worked() == [2, 3]
 
 
 def test_a_wrapper_that_a_handler_leaves_is_the_only_one_more() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from threading import Event
 from typing import Any
 
 import pytest
@@ -65,17 +64,6 @@ def test_a_batch_whose_rows_have_values_of_their_own_is_one_message() -> None:
     done = {"done": True, "result": lambda: f"token {next(places)}"}
     assert per_row(lambda row: None, batch_size=10, done=done) == 1 / 10
     assert len(set(Errand.objects.values_list("result", flat=True))) == 300
-
-
-def test_a_flip_of_own_values_that_is_dropped_costs_its_own_row_alone() -> None:
-    rows = the.errands(30)
-    places = count()
-    done = {"done": True, "result": lambda: f"token {next(places)}"}
-    with at_update("NEW.place = 17 AND NEW.done", DROP):
-        report = processor(the.ignore, batch_size=10, done=done)()
-    assert_run(report, processed=29, failed=1)
-    assert report.failures[0].pk == rows[17].pk
-    assert "expected the update to write" in str(report.failures[0].error)
 
 
 @the.each_delivery
@@ -209,18 +197,3 @@ def session_killer(row: Errand, *, at_flip: bool) -> Any:
         "PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN id; END'",
         "DROP FUNCTION tests_kill; DROP SEQUENCE tests_once",
     )
-
-
-def test_a_stop_that_calls_user_code_waits_for_each_commit() -> None:
-    the.errands(5)
-    seen: list[tuple[int, bool]] = []
-
-    class Stop(Event):
-        def is_set(self) -> bool:
-            seen.append((Errand.objects.filter(done=True).count(), connection.in_atomic_block))
-            return False
-
-    assert processor(lambda row: None)(stop=Stop()).processed == 5
-    outside = [number for number, inside in seen if not inside]
-    assert sorted(set(outside)) == [0, 1, 2, 3, 4]
-    assert outside == sorted(outside)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
 from dcl_processor.exceptions import HandlerExited
@@ -149,35 +148,3 @@ def test_an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone() -> 
     assert_run(report, processed=2, failed=2)
     assert [row[0] for row in said()] == [True, False, True, False, True]
     assert [row[3] for row in said()] == ["worked", "worked", "worked", "", ""]
-
-
-def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_back() -> None:
-    the.errands(1)
-
-    class Broken(Answers):
-        def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> Sequence[Any]:
-            results = super().process_batch(rows)
-            connection.set_rollback(True)
-            return results
-
-    report = Broken({0: ValueError("no such address")})()
-    assert_run(report, failed=1, to_retry=1)
-    assert [row[3] for row in said()] == [""]
-
-
-def test_process_batch_that_asks_for_a_rollback_gets_one() -> None:
-    """Nothing is written after it: the handler itself takes its rows out of pending."""
-    parcels(3)
-
-    class Undecided(Together):
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> None:
-            super().process_batch(rows)
-            if any(row.priority == 1 for row in rows):
-                transaction.set_rollback(True)
-
-    run = Undecided(done=None, repeats=True)
-    report = run()
-    assert_run(report, processed=2, failed=1)
-    # The first row is handled alone, because nothing shows beforehand that it leaves pending.
-    assert run.calls == [[0], [1, 2], [1], [2]]
-    assert worked() == [0, 2]
