@@ -180,29 +180,6 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
     assert (said["result"], said["leased_until"]) == ("done", False)
 
 
-def test_a_renewal_that_comes_after_the_settlement_writes_nothing(beats_soon: None) -> None:
-    """Held after it has looked which leases are held, until the row is settled."""
-    rows = the.errands(2)
-    settled: list[Any] = []
-    with held_beat(begins_to_write) as beat:
-
-        def handle(row: Errand) -> str:
-            if row.pk == rows[0].pk:
-                beat.await_it()
-                return "first"
-            settled.append(the.state(rows[0]))
-            before = leased_until(row)
-            beat.go.set()
-            until(lambda: leased_until(row) > before)
-            return "second"
-
-        run = the.at_least_once(handle, lease=Lease(60), done=with_result, batch_size=2)
-        report = run()
-    assert_run(report, processed=2)
-    assert settled[0]["leased_until"] is False
-    assert [the.state(row)["leased_until"] for row in rows] == [False, False]
-
-
 def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs(beats_soon: None) -> None:
     """Its connection may be dead, and nothing says so for minutes."""
     rows = the.errands(2)
@@ -216,20 +193,6 @@ def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs(beats_soon: None)
                 beat.go.set()
 
         report = the.at_least_once(handle, lease=Lease(60), batch_size=2)()
-    assert_run(report, processed=2)
-
-
-def test_a_handler_that_deletes_its_row_does_not_stop_the_heartbeat() -> None:
-    rows = the.errands(2)
-
-    def handle(row: Errand) -> None:
-        if row.pk == rows[0].pk:
-            before = leased_until(rows[1])
-            Errand.objects.filter(pk=row.pk).delete()
-            until(lambda: leased_until(rows[1]) > before)
-            until(lambda: leased_until(rows[1]) > before + timedelta(seconds=0.5))
-
-    report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
     assert_run(report, processed=2)
 
 
@@ -261,20 +224,6 @@ def test_nothing_pending_starts_no_heartbeat() -> None:
 
 
 if HAS_ROW_LOCKS:
-
-    def test_a_row_that_its_handler_locks_keeps_no_other_lease_from_renewal() -> None:
-        rows = the.errands(2)
-
-        def handle(row: Errand) -> None:
-            if row.pk != rows[0].pk:
-                return
-            before = leased_until(rows[1])
-            with transaction.atomic():
-                list(Errand.objects.filter(pk=row.pk).select_for_update())
-                until(lambda: leased_until(rows[1]) > before + timedelta(seconds=1))
-
-        report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
-        assert_run(report, processed=2)
 
     def test_a_heartbeat_whose_session_ended_connects_anew(
         caplog: pytest.LogCaptureFixture,
