@@ -19,7 +19,6 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease
 from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
-from dcl_processor.testing import hold_lock
 from tests.contract.support.errands import ignore, retry
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, rows_of
@@ -197,16 +196,6 @@ def test_a_key_whose_rows_arrived_during_the_run_is_left_to_the_next_one() -> No
     assert_run(digest(), processed=1)
     assert len(digest.calls) == 1
     assert_run(digest(), processed=1)
-
-
-def test_locked_rows_of_a_key_that_was_called_for_wait_for_the_next_run() -> None:
-    one, two = rows_of(1, 1)
-    digest = Digest()
-    if HAS_ROW_LOCKS:
-        with hold_lock(one):
-            assert_run(digest(), processed=1, skipped=1)
-        assert digest.calls == [[two.pk]]
-    assert_run(digest(), processed=1 if HAS_ROW_LOCKS else 2)
 
 
 def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:

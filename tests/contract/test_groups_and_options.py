@@ -15,10 +15,10 @@ from dcl_processor import BatchProcessor, Lease, Report, batch_processor
 from dcl_processor.engine import key_claim
 from dcl_processor.engine import marking as marking_of_rows
 from dcl_processor.engine.run import Run
-from dcl_processor.exceptions import TooManyPending, Unsupported
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.contract.support import errands as the
-from tests.contract.support.groups import grouped, rows_of
+from tests.contract.support.groups import rows_of
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -210,15 +210,6 @@ def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
     else:
         assert_run(report, processed=1)
         assert (dead.done, seen) == (True, [dead.pk])
-
-
-def test_a_backlog_that_is_too_large_is_refused() -> None:
-    rows_of(1, 1, 2, 3)
-    processor = grouped("transactional", the.ignore, max_pending=3)
-    with pytest.raises(TooManyPending, match="got 4"):
-        processor()
-    assert not Errand.objects.filter(done=True).exists()
-    assert_run(processor(limit=10), processed=4)
 
 
 @pytest.mark.parametrize(("most", "size"), [(1, 2), (2, 3)])
