@@ -142,13 +142,6 @@ def test_values_are_not_compared(make: Any, texts: list[str], size: int) -> None
     assert list(Parcel.objects.order_by("priority").values_list("note", flat=True)) == texts
 
 
-def test_an_unhashable_callable_is_called_for_each_row() -> None:
-    parcels(4)
-    report = in_batches(lambda row: None, done={"sent": True, "note": Stamp(7)}, batch_size=2)()
-    assert_run(report, processed=4)
-    assert set(Parcel.objects.values_list("note", flat=True)) == {"stamp 7"}
-
-
 if connection.vendor != "mysql":  # whose triggers cannot drop an update
 
     def drop_the_flip_of_place_1() -> Any:
@@ -256,16 +249,6 @@ def test_at_most_once_ends_before_a_row_that_its_mark_leaves_pending(size: int, 
     assert calls == [0, 1, 2]
     marked = Errand.objects.filter(**{column: True}).order_by("place")
     assert list(marked.values_list("place", flat=True)) == [0, 1, 2]
-
-
-def test_at_most_once_leaves_in_doubt_what_its_flip_puts_back() -> None:
-    the.errands(5)
-    pending = Errand.objects.filter(Q(claimed=False) | Q(place=2, done=True))
-    report = the.at_most_once(the.ignore, pending=pending)()
-    assert_run(report, processed=4, failed=1)
-    assert failed_places(report) == [2]
-    stays = Errand.objects.get(place=2)
-    assert (stays.claimed, stays.done) == (True, False)
 
 
 def each_costs(make: Any, **options: Any) -> float:

@@ -108,13 +108,6 @@ def test_discard_whose_dead_letter_is_refused_is_a_failure(make: the.Make) -> No
     assert Errand.objects.get().dead is False
 
 
-@pytest.mark.parametrize("long", [10**12, timedelta(days=999_999_999)])
-def test_a_delay_that_no_column_can_store_is_refused(long: float | timedelta) -> None:
-    """PostgreSQL stores years in which Django cannot read the row any more."""
-    with pytest.raises(InvalidOption, match="a number of seconds from 0 to ten years"):
-        Snooze(delay=long)
-
-
 def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
     the.errands(3)
     bad = {1, 2}

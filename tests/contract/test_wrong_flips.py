@@ -173,17 +173,6 @@ def test_a_run_in_which_nothing_succeeds_ends_after_some_failures(make: Any, siz
     assert len(calls) == len(set(calls)) == MOST_FROM_THE_START
 
 
-def test_one_success_at_the_beginning_is_enough_to_go_on() -> None:
-    the.errands(80)
-
-    def handle(row: Errand) -> None:
-        if row.place:
-            fails()
-
-    report = the.transactional(handle)()
-    assert_run(report, processed=1, failed=79)
-
-
 @pytest.mark.parametrize("most", [None, 4])
 @pytest.mark.parametrize("size", [1, 10])
 def test_rows_that_always_fail_at_the_head_keep_no_others_waiting_for_ever(
