@@ -162,16 +162,6 @@ if HAS_ROW_LOCKS:
             assert any(frame.name == "handle" for frame in frames)
         assert not _copies_left()
 
-    def test_what_a_flip_asserts_reaches_the_test() -> None:
-        errands(1)
-
-        def flip(row: Errand, result: object) -> dict[str, Any]:
-            raise AssertionError("no flip")
-
-        with pytest.raises(AssertionError, match="no flip") as caught:
-            race(transactional(ignore, done=flip), workers=2)
-        assert any("in flip" in note for note in caught.value.__notes__)
-
     def test_rows_that_fail_are_tried_by_each_copy_and_are_no_double() -> None:
         bad, good = errands(2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import unittest
 from datetime import timedelta
 from typing import Any
 
@@ -54,13 +53,10 @@ def test_settles_one_row_and_no_other(make: Any, handler: Any) -> None:
     assert list(PENDING.all()) == [other]
 
 
+@pytest.mark.django_db
 def test_settles_in_a_test_case() -> None:
-    class Test(TestCase):
-        def test(self) -> None:
-            [row] = errands(1)
-            assert_settles(transactional(ignore), row)
-
-    _run(Test)
+    [row] = errands(1)
+    assert_settles(transactional(ignore), row)
 
 
 def complaint(make: Any, row: Any) -> AssertionError:
@@ -109,19 +105,6 @@ def test_a_row_that_left_before_it_was_locked_is_told() -> None:
     with before_lock(finish):
         error = complaint(transactional(ignore), row)
     assert "got a row that was finished, deleted or no longer pending" in str(error)
-
-
-def test_a_row_that_came_only_after_the_run_is_told() -> None:
-    [row] = errands(1)
-
-    def late() -> Any:
-        questions.append(1)
-        return PENDING.all() if len(questions) != 3 else PENDING.filter(place=99)
-
-    questions: list[int] = []
-    assert "did not contain when the run began" in str(
-        complaint(transactional(ignore, pending=late), row)
-    )
 
 
 def test_a_resource_that_cannot_be_opened_is_told() -> None:
@@ -334,10 +317,3 @@ if HAS_ROW_LOCKS:
             [row] = errands(1)
             with pytest.raises(Unsupported, match="use TransactionTestCase"), hold_lock(row):
                 pytest.fail("the block was entered")
-
-
-def _run(test: type[TestCase]) -> None:
-    result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(test).run(result)
-    assert result.testsRun == 1
-    assert result.wasSuccessful(), result.failures + result.errors
