@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from threading import Event
@@ -14,7 +13,7 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Lease, batch_processor
+from dcl_processor import Lease, batch_processor
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.insights.doctor import examine
@@ -23,7 +22,7 @@ from dcl_processor.insights.findings import Finding, Level
 from dcl_processor.insights.row import show
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
-from tests.contract.support.errands import PENDING, elsewhere, ignore
+from tests.contract.support.errands import elsewhere, ignore
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
@@ -123,19 +122,6 @@ def test_only_keys_with_held_rows_are_named() -> None:
 
 if HAS_GATE:
 
-    class Whole(BatchProcessor[Errand]):
-        """Gets the rows of a key together."""
-
-        group_by = "place"
-        batch_size = 2
-        done = {"done": True}
-
-        def pending(self) -> QuerySet[Errand]:
-            return PENDING.all()
-
-        def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> None:
-            pass
-
     class NoWait(Event):
         """A stop that no run waits for."""
 
@@ -145,12 +131,14 @@ if HAS_GATE:
     def test_a_key_whose_first_rows_are_finished_is_called_for_the_others() -> None:
         """Interleaving: the key is read; another session finishes two rows; the key is locked."""
         finished = keys(rows_of(1, 1, 1))[:2]
+        options: dict[str, Any] = {"process_batch": lambda rows: None, "batch_size": 2}
+        whole = grouped("transactional", ignore, **options)
 
         def finish() -> None:
             elsewhere(lambda: Errand.objects.filter(pk__in=finished).update(done=True))
 
         with before_statement(lambda sql: "pg_try_advisory_xact_lock" in sql, finish):
-            report = Whole()(wait_for_locked=30, stop=NoWait())
+            report = whole(wait_for_locked=30, stop=NoWait())
         assert_run(report, processed=1, stale=2)
 
 

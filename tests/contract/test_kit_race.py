@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,22 +46,11 @@ async def touch(row: Errand) -> None:
     assert await sync_to_async(Errand.objects.filter(pk=row.pk).exists)()
 
 
-class Together(BatchProcessor[Errand]):
-    batch_size = 2
-    done = {"done": True}
-
-    def pending(self) -> QuerySet[Errand]:
-        return PENDING.all()
-
-    def process_batch(self, rows: Sequence[Errand], /) -> None:
-        assert len(rows) <= 2
-
-
 RIGHT: dict[str, Callable[[], BatchProcessor[Any]]] = {
     "transactional": lambda: transactional(ignore),
     "spanning": lambda: spanning(ignore),
     "batches": lambda: transactional(ignore, batch_size=2),
-    "process_batch": Together,
+    "process_batch": lambda: transactional(ignore, process_batch=ignore, batch_size=2),
     "at most once": lambda: at_most_once(ignore),
     "at least once": lambda: at_least_once(ignore, retry=retry()),
     "async at most once": lambda: at_most_once(touch),

@@ -122,8 +122,9 @@ if HAS_ROW_LOCKS:
         assert "no attempt was counted" not in caplog.text
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
 def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and_told(
-    caplog: pytest.LogCaptureFixture,
+    is_closed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it committed of the rows before it stays, without their flips; the log says which."""
     parcels(4)
@@ -134,8 +135,10 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
         calls.append(row.priority)
         note(row)
         if row.priority == 2:
-            with connection.cursor() as cursor:
-                cursor.execute("COMMIT")
+            if is_closed:
+                connection.close()  # no statement shows that the transaction has ended
+            else:
+                connection.cursor().execute("COMMIT")
 
     with caplog.at_level(logging.WARNING, logger="dcl_processor"):
         report = in_batches(handle)()

@@ -134,6 +134,14 @@ def test_a_limit_that_the_counter_cannot_reach_is_refused(make: the.Make) -> Non
 
 
 @the.each_way
+def test_a_large_counter_counts_beyond_four_bytes(make: the.Make) -> None:
+    the.dispatches(1, many_tries=2**40)
+    retry = the.retry(None, attempts="many_tries")
+    assert_run(make(the.always_fails, retry=retry)(), failed=1, to_retry=1)
+    assert the.column("many_tries") == [2**40 + 1]
+
+
+@the.each_way
 def test_a_snooze_without_a_column_for_its_time_is_a_failure_that_says_so(make: the.Make) -> None:
     the.dispatches(2)
 
