@@ -496,20 +496,6 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
-    def test_i16_a_failure_is_recorded_a_moment_later(code: str, batch_size: int) -> None:
-        """The database refuses the first two records. No other row is handled again for that."""
-        the.errands(3)
-        calls: list[int] = []
-        fail = failing(calls)
-        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
-        with at_update("NEW.attempts > 0", refuse, times=2):
-            run = the.transactional(fail, retry=the.retry(), batch_size=batch_size)
-            assert_run(run(), processed=2, failed=1, to_retry=1, redone=0)
-        assert sorted(calls) == [0, 1, 2]
-        assert Errand.objects.get(done=False).attempts == 1
-
     @the.all_deliveries
     @pytest.mark.parametrize("code", ["AB001", "42501", "55000", "23514"])
     def test_i14_a_rehearsal_that_is_refused_with_any_code_costs_no_row_an_attempt(
