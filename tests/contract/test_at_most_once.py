@@ -42,11 +42,7 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
 
 def test_a_handler_that_raises_is_known_to_have_failed() -> None:
     [row] = the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise ValueError("no such place")
-
-    run = the.at_most_once(fail, failed={"dead": True})
+    run = the.at_most_once(the.raising(ValueError("no such place")), failed={"dead": True})
     assert_run(run(), failed=1)
     said = the.state(row)
     assert (said["dead"], said["done"], said["claimed_at"]) == (True, False, False)
@@ -58,11 +54,7 @@ def test_a_handler_that_raises_is_known_to_have_failed() -> None:
 def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
     """Nothing could say that it failed, so that it must not look settled."""
     [row] = the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise ValueError
-
-    run = the.at_most_once(fail, reset=reset)
+    run = the.at_most_once(the.raising(ValueError()), reset=reset)
     assert_run(run(), failed=1)
     assert the.state(row)["claimed"]
     assert list(run.in_doubt(older_than=0)) == [row]

@@ -142,11 +142,7 @@ def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
 @pytest.mark.parametrize("error", [ValueError("no"), Discard("never"), Snooze()], ids=repr)
 def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) -> None:
     the.errands(4)
-
-    def fail(rows: Rows) -> None:
-        raise error
-
-    calls = Calls(fail)
+    calls = Calls(the.raising(error))
     report = bulk(the.at_most_once, calls, reset=RESET, failed={"dead": True})()
     assert calls.places == [[0, 1, 2, 3]]
     match error:
@@ -187,12 +183,8 @@ def test_a_timeout_ends_the_calls_of_single_rows_too(
 @each_delivery
 def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make) -> None:
     rows = the.errands(3)
-
-    def handle(given: Rows) -> None:
-        raise KeyboardInterrupt
-
     options = {"retry": the.retry()} if make is the.at_least_once else {}
-    run = bulk(make, handle, **options)
+    run = bulk(make, the.raising(KeyboardInterrupt()), **options)
     with pytest.raises(KeyboardInterrupt):
         run()
     if make is the.at_least_once:

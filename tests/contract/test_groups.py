@@ -19,7 +19,7 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease
 from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
-from tests.contract.support.errands import ignore, retry
+from tests.contract.support.errands import ignore, raising, retry
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, rows_of
 from tests.contract.support.parcels import processor
@@ -96,11 +96,7 @@ def test_without_an_order_a_row_that_fails_is_passed(delivery: str) -> None:
 def test_in_order_a_row_that_waits_for_its_retry_holds_its_key(delivery: str) -> None:
     one, _ = rows_of(1, 1)
     options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
-
-    def fail(_: Errand) -> None:
-        raise ValueError
-
-    processor = in_order(delivery, fail, **options)
+    processor = in_order(delivery, raising(ValueError()), **options)
     assert_run(processor(), failed=1, to_retry=1, held=1)
     assert_run(processor(), held=1)
     Errand.objects.filter(pk=one.pk).update(next_attempt_at=None)

@@ -26,10 +26,6 @@ from tests.models import Errand, Seat, Truck
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-def fails(row: Any) -> None:
-    raise ValueError("no such place")
-
-
 def ago(**duration: float) -> datetime:
     return timezone.now() - timedelta(**duration)
 
@@ -317,7 +313,8 @@ FAILURES: dict[str, dict[str, Any]] = {
 def test_a_row_that_a_person_has_settled_is_no_longer_given_up(options: dict[str, Any]) -> None:
     """To put it back would repeat its work."""
     the.errands(3)
-    run = the.transactional(fails, retry=the.retry(max_attempts=1), **options)
+    fail = the.raising(ValueError("no such place"))
+    run = the.transactional(fail, retry=the.retry(max_attempts=1), **options)
     assert run().failed == 3
     assert answers(run)["given_up"] == 3
     settled_by_hand()

@@ -542,11 +542,7 @@ if IS_POSTGRESQL:
 
     def test_i16_the_backoff_lasts_although_the_mark_cannot_be_taken_off() -> None:
         [row] = the.errands(1)
-
-        def fail(row: Errand) -> None:
-            raise ValueError(row.place)
-
-        run = marking(fail, retry=the.retry(backoff=600))
+        run = marking(the.raising(ValueError("no such place")), retry=the.retry(backoff=600))
         with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
@@ -615,10 +611,7 @@ if IS_POSTGRESQL:
     def test_i16_a_row_whose_claim_cannot_be_removed_is_not_said_to_be_tried_again() -> None:
         """It stays claimed, and in doubt."""
         [row] = the.errands(1)
-
-        def fail(row: Errand) -> None:
-            raise ValueError(row.place)
-
+        fail = the.raising(ValueError("no such place"))
         run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False})
         with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",

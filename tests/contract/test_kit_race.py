@@ -24,6 +24,7 @@ from tests.contract.support.errands import (
     at_most_once,
     errands,
     ignore,
+    raising,
     retry,
     transactional,
 )
@@ -166,11 +167,7 @@ if HAS_ROW_LOCKS:
 
     def test_snoozed_rows_and_rows_that_repeat_are_no_double() -> None:
         errands(2)
-
-        def snooze(row: Errand) -> None:
-            raise Snooze
-
-        assert race(transactional(snooze), workers=2).processed == 0
+        assert race(transactional(raising(Snooze())), workers=2).processed == 0
         repeated = race(transactional(ignore, repeats=True, done={"place": 1}), workers=2)
         assert repeated.processed == 4
 

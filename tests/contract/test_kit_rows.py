@@ -20,6 +20,7 @@ from tests.contract.support.errands import (
     at_most_once,
     errands,
     ignore,
+    raising,
     transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
@@ -64,13 +65,6 @@ def complaint(make: Any, row: Any) -> AssertionError:
         assert_settles(make, row)
     assert str(caught.value).startswith(make.name)
     return caught.value
-
-
-def raising(error: BaseException) -> Any:
-    def handle(row: Errand) -> None:
-        raise error
-
-    return handle
 
 
 def test_a_row_that_failed_is_told_with_its_error() -> None:
@@ -247,11 +241,7 @@ if HAS_ROW_LOCKS:
         with assert_processed_once(run):
             run(concurrency=3)
         errands(6)
-
-        def handle(row: Errand) -> None:
-            raise AssertionError("no")
-
-        run = transactional(handle)
+        run = transactional(raising(AssertionError("no")))
         with pytest.raises(AssertionError, match=r"^no$"), assert_processed_once(run):
             run(concurrency=3)
 

@@ -485,10 +485,7 @@ def test_racing_copies_call_one_handler_for_each_row(
 
 def test_a_failure_is_noted_and_frees_the_lease() -> None:
     [row] = the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise ValueError("no such place")
-
+    fail = the.raising(ValueError("no such place"))
     run = the.at_least_once(fail, retry=the.retry(), failed={"dead": True})
     for attempt in (1, 2, 3):
         assert_run(run(), failed=1, to_retry=int(attempt < 3))
@@ -505,10 +502,7 @@ def test_a_failure_is_noted_and_frees_the_lease() -> None:
 @the.each_delivery
 def test_snooze_costs_no_attempt_and_frees_the_row(make: the.Make) -> None:
     [row] = the.errands(1)
-
-    def snooze(row: Errand) -> None:
-        raise Snooze("closed", delay=3600)
-
+    snooze = the.raising(Snooze("closed", delay=3600))
     run = make(snooze, retry=the.retry(), reset={"claimed": False})
     assert_run(run(), snoozed=1)
     assert the.untouched(row)
@@ -579,16 +573,7 @@ def test_the_mark_is_there_while_the_handler_works_and_gone_afterwards(size: int
         assert (said["claimed_at"], said["leased_until"]) == (False, False)
 
 
-def fail(row: Errand) -> None:
-    raise ValueError("no")
-
-
-def snooze(row: Errand) -> None:
-    raise Snooze
-
-
-def discard(row: Errand) -> None:
-    raise Discard("never")
+fail, snooze, discard = map(the.raising, (ValueError("no"), Snooze(), Discard("never")))
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["fresh", "taken over"])

@@ -68,9 +68,7 @@ def test_mark_done_settles_what_is_in_doubt_or_given_up_and_nothing_else() -> No
 
 @the.all_deliveries
 def test_a_row_that_was_given_up_and_then_handled_by_hand_is_marked_done(make: Any) -> None:
-    def refuse(row: Errand) -> None:
-        raise ValueError(row.pk)
-
+    refuse = the.raising(ValueError("no such place"))
     row, waits = the.errands(2)
     run = make(refuse, reset={"claimed": False}, retry=the.retry(max_attempts=1))
     assert_run(run(filter=the.only(row)), failed=1)
@@ -290,10 +288,7 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     """It has as many attempts, and the same error: only ``on_failure`` wrote another value."""
     row, other = the.errands(2)
     number = count()
-
-    def fail(row: Errand) -> None:
-        raise ValueError("no route")
-
+    fail = the.raising(ValueError("no route"))
     retry = Retry(max_attempts=1, on_failure={"result": lambda: f"failure {next(number)}"})
     run = the.transactional(fail, reset={"dead": False}, failed={"dead": True}, retry=retry)
     assert_run(run(), failed=2)

@@ -56,12 +56,8 @@ def test_it_is_called_before_the_handler_of_that_row_alone(size: int) -> None:
 def test_a_row_that_was_put_back_is_not_taken_over() -> None:
     the.errands(1)
     calls: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        raise ValueError
-
     options = {"retry": the.retry(), "taken_over": calls.append}
-    assert_run(the.at_least_once(fail, **options)(), failed=1, to_retry=1)
+    assert_run(the.at_least_once(the.raising(ValueError()), **options)(), failed=1, to_retry=1)
     assert_run(the.at_least_once(the.ignore, **options)(), processed=1)
     assert calls == []
 

@@ -75,6 +75,15 @@ def ignore(row: Any) -> None:
     """Handle a row by doing nothing."""
 
 
+def raising(error: BaseException) -> Callable[[Any], None]:
+    """Return a handler that raises this for every row, or call."""
+
+    def handle(_: Any) -> None:
+        raise error
+
+    return handle
+
+
 def elsewhere(act: Callable[[], T]) -> T:
     """Do something in a thread and on connections of its own, and wait for it."""
     results: list[T] = []
