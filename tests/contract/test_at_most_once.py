@@ -40,16 +40,6 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
     assert [the.state(row) for row in rows] == [expected] * 5
 
 
-def test_a_handler_that_raises_is_known_to_have_failed() -> None:
-    [row] = the.errands(1)
-    run = the.at_most_once(the.raising(ValueError("no such place")), failed={"dead": True})
-    assert_run(run(), failed=1)
-    said = the.state(row)
-    assert (said["dead"], said["done"], said["claimed_at"]) == (True, False, False)
-    assert list(run.in_doubt(older_than=0)) == []
-    assert_run(run())
-
-
 @pytest.mark.parametrize("reset", [None, {"claimed": False}], ids=["no reset", "reset"])
 def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
     """Nothing could say that it failed, so that it must not look settled."""
@@ -59,27 +49,6 @@ def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
     assert the.state(row)["claimed"]
     assert list(run.in_doubt(older_than=0)) == [row]
     assert_run(run())
-
-
-def test_with_retry_and_reset_a_known_failure_is_tried_again_and_given_up() -> None:
-    [row] = the.errands(1)
-    calls: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        calls.append(row.pk)
-        raise ValueError(f"call {len(calls)}")
-
-    run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False}, failed={"dead": True})
-    for attempt in (1, 2):
-        assert_run(run(), failed=1, to_retry=1)
-        said = the.state(row)
-        assert (said["attempts"], said["claimed"], said["claimed_at"]) == (attempt, False, False)
-    assert_run(run(), failed=1)
-    said = the.state(row)
-    assert (said["attempts"], said["dead"], said["claimed_at"]) == (3, True, False)
-    assert Errand.objects.get().last_error == "ValueError: call 3"
-    assert_run(run())
-    assert len(calls) == 3
 
 
 MEANWHILE = {

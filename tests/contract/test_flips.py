@@ -75,16 +75,6 @@ def test_one_row_that_stays_pending_costs_the_others_nothing() -> None:
     assert sent() == [0, 2, 3]
 
 
-def test_rows_that_all_stay_pending_end_the_run_at_the_second() -> None:
-    parcels(50)
-    calls: list[int] = []
-    report = in_batches(lambda row: calls.append(row.priority), done=None)()
-    assert_run(report, failed=2, stopped="failures")
-    # One by one, since only after each it can be asked; and the second anywhere.
-    assert len(calls) == len(set(calls)) == 2
-    assert calls[0] == 0
-
-
 class Vector(list[int]):
     """Compares element by element, as numpy's arrays do, and is as shy of repr()."""
 

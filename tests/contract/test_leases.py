@@ -483,22 +483,6 @@ def test_racing_copies_call_one_handler_for_each_row(
     assert not any(report.failed or report.lease_lost for report in reports)
 
 
-def test_a_failure_is_noted_and_frees_the_lease() -> None:
-    [row] = the.errands(1)
-    fail = the.raising(ValueError("no such place"))
-    run = the.at_least_once(fail, retry=the.retry(), failed={"dead": True})
-    for attempt in (1, 2, 3):
-        assert_run(run(), failed=1, to_retry=int(attempt < 3))
-        said = the.state(row)
-        assert (said["attempts"], said["leased_until"], said["dead"]) == (
-            attempt,
-            False,
-            attempt == 3,
-        )
-    assert Errand.objects.get().last_error == "ValueError: no such place"
-    assert_run(run())
-
-
 @the.each_delivery
 def test_snooze_costs_no_attempt_and_frees_the_row(make: the.Make) -> None:
     [row] = the.errands(1)

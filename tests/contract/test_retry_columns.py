@@ -38,8 +38,10 @@ def test_null_counts_as_no_attempt_and_the_last_one_writes_the_dead_letter(
         assert_run(run(), failed=3, to_retry=3)
         assert the.column("tries") == [attempt] * 3
         assert the.column("status") == ["queued"] * 3
+        assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
     assert_run(run(), failed=3)
     assert (the.column("tries"), the.column("status")) == ([3] * 3, ["failed"] * 3)
+    assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
     assert_run(run())
 
 
