@@ -1,6 +1,6 @@
 """The inner loop: style, types, and the part of the contract that is fast, on PostgreSQL.
 
-``make test`` has the rest: what waits for clocks, generates histories, or compiles every question.
+``make test`` has the rest: what waits for clocks, or compiles every question.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ SLOW = frozenset(
     f"test_{name}.py"
     for name in (
         "clock_changes",
-        "garbage",
-        "histories",
         "kit_race",
         "leases",
         "lost_transactions",

@@ -19,6 +19,7 @@ from dcl_processor.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Misfit, Parcel, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -266,8 +267,7 @@ if connection.vendor == "mysql":
         """Before the first handler, and before a flip is tried that could not be taken back."""
         for _ in range(3):
             load.objects.create()
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE tests_{part} ENGINE={engine}")
+        execute(f"ALTER TABLE tests_{part} ENGINE={engine}")
         calls: list[Any] = []
         run = tying(load, calls, **options)
         sentence = f"got tests_{part} with the engine {engine}, which locks no row"

@@ -17,6 +17,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Errand
 
 pytestmark = [
@@ -29,10 +30,6 @@ Rows = Sequence[Errand]
 
 #: What ``AT_MOST_ONCE`` needs to put a row back; the others have no use for it.
 RESET = {"claimed": False, "done": False}
-
-
-def with_result(row: Errand, result: Any) -> dict[str, Any]:
-    return {"done": True, "result": str(result)}
 
 
 def bulk(make: Make, handle: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
@@ -56,7 +53,7 @@ class Calls:
 def test_results_by_key_reach_the_flips(make: Make) -> None:
     the.errands(5)
     calls = Calls(lambda rows: {row.pk: f"sent {row.place}" for row in reversed(rows)})
-    assert_run(bulk(make, calls, done=with_result)(), processed=5)
+    assert_run(bulk(make, calls, done=the.with_result)(), processed=5)
     said = Errand.objects.order_by("place").values_list("result", flat=True)
     assert list(said) == [f"sent {place}" for place in range(5)]
 
@@ -199,8 +196,7 @@ def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) ->
 
     def handle(given: Rows) -> None:
         if connection.vendor == "mysql":
-            with connection.cursor() as cursor:
-                cursor.execute("START TRANSACTION")
+            execute("START TRANSACTION")
         else:
             connection.set_autocommit(False)
         Errand.objects.filter(pk=given[0].pk).update(result="worked")
@@ -258,7 +254,7 @@ def test_the_rows_of_a_call_are_settled_by_one_statement(make: Make) -> None:
         the.errands(number)
         calls = Calls(lambda rows: [f"sent {row.place}" for row in rows])
         with CaptureQueriesContext(connection) as queries:
-            assert_run(bulk(make, calls, done=with_result)(), processed=number)
+            assert_run(bulk(make, calls, done=the.with_result)(), processed=number)
         counts.append(len([each for each in queries if is_flip(each["sql"])]))
         said = Errand.objects.order_by("place").values_list("result", flat=True)
         assert list(said) == [f"sent {place}" for place in range(number)]

@@ -27,6 +27,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
+from tests.contract.support.temporary import execute
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -67,8 +68,7 @@ if connection.vendor == "postgresql":
             with override_settings(USE_TZ=False, TIME_ZONE="America/New_York"), connected(path):
                 yield instant
         finally:
-            with connection.cursor() as cursor:
-                cursor.execute("DROP SCHEMA shifted CASCADE")
+            execute("DROP SCHEMA shifted CASCADE")
 
     def asked(question: str) -> Any:
         with connection.cursor() as cursor:

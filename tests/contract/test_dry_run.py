@@ -26,6 +26,7 @@ from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import fail, retrying
+from tests.contract.support.temporary import execute
 from tests.contract.support.wanted import held
 from tests.models import Depot, Errand, Parcel, Scan
 
@@ -270,8 +271,7 @@ def opener() -> BatchProcessor[Depot]:
 
 def analyze(table: str) -> None:
     verb = {"mysql": "ANALYZE TABLE"}.get(connection.vendor, "ANALYZE")
-    with connection.cursor() as cursor:
-        cursor.execute(f"{verb} {table}")
+    execute(f"{verb} {table}")
 
 
 def test_a_number_up_to_the_limit_is_exact_and_not_estimated() -> None:

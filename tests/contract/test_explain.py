@@ -20,6 +20,7 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.findings import Level
 from dcl_processor.insights.status import status
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel, Priced, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -368,8 +369,3 @@ def test_a_percent_sign_of_a_statement_without_parameters_is_shown_as_it_is_sent
     found = explanation(processor(lambda: rows))
     assert found.read is not None
     assert "LIKE 'a%'" in found.read
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)

@@ -33,6 +33,7 @@ from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, uncommitted
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = [
@@ -153,16 +154,14 @@ def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
     """For PostgreSQL, ``char(50)`` ignores blanks at the end."""
     column = "ALTER TABLE tests_errand ALTER COLUMN result TYPE"
     rows_of(1)
-    with connection.cursor() as cursor:
-        cursor.execute(f"{column} char(50)")
+    execute(f"{column} char(50)")
     try:
         keyed = grouped("transactional", ignore, group_by="result")
         for act in (keyed.run, keyed.dry_run):
             with pytest.raises(Unsupported, match="one spelling, got a column of type bpchar"):
                 act()
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"{column} varchar(50)")
+        execute(f"{column} varchar(50)")
 
 
 @pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time")

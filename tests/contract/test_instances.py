@@ -17,6 +17,7 @@ from tests.contract.support import core
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.contract.support.wanted import corrupt, refuse_to_load
 from tests.instances.models import Job, MailJob, PrintJob, Secret
 from tests.kinds import models as kinds
@@ -141,8 +142,7 @@ def test_i15_attempts_are_not_read_from_an_instance_that_is_an_older_one(
 
 
 def broken() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT no_such_column FROM tests_errand")
+    execute("SELECT no_such_column FROM tests_errand")
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -37,7 +37,7 @@ from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session, part_locked
-from tests.contract.support.temporary import at_update, temporary
+from tests.contract.support.temporary import at_update, execute, temporary
 from tests.models import Errand
 from tests.waiting import until
 
@@ -158,8 +158,7 @@ if HAS_ROW_LOCKS:
 
         def handle(row: Errand) -> None:
             calls.append(row.place)
-            with connection.cursor() as cursor:
-                cursor.execute(setting)
+            execute(setting)
             assert row.place != 1
 
         try:
@@ -338,8 +337,7 @@ if IS_POSTGRESQL:
         the.errands(4)
 
         def handle(row: Errand) -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET {setting}")
+            execute(f"SET {setting}")
 
         try:
             assert_run(make(handle, batch_size=batch_size)(), processed=4)
@@ -518,8 +516,7 @@ if IS_POSTGRESQL:
     ) -> None:
         """PostgreSQL has times that Python has not."""
         the.errands(7)
-        with connection.cursor() as cursor:
-            cursor.execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
+        execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
         calls: list[int] = []
         claim = {"claimed": True, "result": "at work"} if make is the.at_most_once else None
         run = make(lambda row: calls.append(row.place), batch_size=batch_size, claim=claim)

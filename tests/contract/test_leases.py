@@ -33,7 +33,7 @@ from tests.contract.support.heartbeat import (
     until,
     writes,
 )
-from tests.contract.support.marking import marking
+from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import updates
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
@@ -58,10 +58,6 @@ def is_settlement(sql: str) -> bool:
     return updates(sql) and "leased_until" in sql and "result" in sql
 
 
-def with_result(row: Errand, result: Any) -> dict[str, Any]:
-    return {"done": True, "result": str(result)}
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["handled", "failed"])
 def test_a_lease_that_was_lost_in_the_work_settles_nothing(
     fails: bool, caplog: pytest.LogCaptureFixture
@@ -70,7 +66,7 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(
     [row] = the.errands(1)
     reports: list[Report] = []
     settled: dict[str, Any] = {}
-    second = the.at_least_once(lambda row: "second", done=with_result, retry=the.retry())
+    second = the.at_least_once(lambda row: "second", done=the.with_result, retry=the.retry())
 
     def handle(row: Errand) -> str:
         lapse(row)
@@ -80,7 +76,7 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(
             raise ValueError
         return "first"
 
-    run = the.at_least_once(handle, done=with_result, retry=the.retry(), failed={"dead": True})
+    run = the.at_least_once(handle, done=the.with_result, retry=the.retry(), failed={"dead": True})
     reports.insert(0, run())
     before, after = reports
     assert f"row {row.pk} was taken over" in caplog.text
@@ -101,7 +97,7 @@ def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
         the.wait(go_on)
         return "second"
 
-    other = the.at_least_once(second, done=with_result)
+    other = the.at_least_once(second, done=the.with_result)
     results: list[Any] = []
 
     def first(row: Errand) -> str:
@@ -111,7 +107,7 @@ def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
         return "first"
 
     with ExitStack() as block:
-        report = the.at_least_once(first, done=with_result)()
+        report = the.at_least_once(first, done=the.with_result)()
         results.append((report.processed, report.lease_lost, the.state(row)["leased_until"]))
         go_on.set()
     assert results == [(0, 1, True)]
@@ -172,7 +168,7 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
             beat.await_it()
             return "done"
 
-        run = the.at_least_once(handle, lease=SHORT, done=with_result)
+        run = the.at_least_once(handle, lease=SHORT, done=the.with_result)
         with before_statement(is_settlement, renew_now):
             report = run()
     assert_run(report, processed=1)
@@ -514,7 +510,7 @@ def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
 @the.each_delivery
 def test_the_result_is_written_with_the_flip(make: the.Make) -> None:
     [row] = the.errands(1)
-    assert_run(make(lambda row: f"number {row.place}", done=with_result)(), processed=1)
+    assert_run(make(lambda row: f"number {row.place}", done=the.with_result)(), processed=1)
     assert the.state(row)["result"] == "number 0"
 
 
@@ -530,13 +526,6 @@ def seen(row: Any) -> dict[str, Any]:
 
 MARKED = {"claimed": True, "result": "me", "attempts": 1, "claimed_at": True, "leased_until": True}
 UNMARKED = {"claimed": False, "result": "", "claimed_at": False, "leased_until": False}
-
-
-def left_by_a_dead_worker(**values: Any) -> Errand:
-    """Make a row as a killed worker leaves it, after its lease has lapsed."""
-    ago = timezone.now() - timedelta(days=1)
-    mark = {"claimed": True, "result": "dead", "claimed_at": ago, "leased_until": ago}
-    return Errand.objects.create(**{**mark, "attempts": 1, **values})
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -18,14 +18,10 @@ from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.execution.leftover import PAUSE, SharedSessions
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 def begin_past_django() -> None:

@@ -22,6 +22,7 @@ from tests.contract.support.messages import separately
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -185,13 +186,12 @@ def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, in
         strict_order=True,
     )(lambda row: calls.append(row.priority))
 
-    def answer(execute: Callable[..., Any], asked: str, *args: Any) -> Any:
+    def answer(send: Callable[..., Any], asked: str, *args: Any) -> Any:
         nonlocal rows
         if rows and len(calls) == at and "SKIP LOCKED" in asked:
             rows -= 1
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-        return execute(asked, *args)
+            execute(sql)
+        return send(asked, *args)
 
     with separately(), connection.execute_wrapper(answer):
         report = run(wait_for_locked=0)
@@ -309,8 +309,7 @@ if connection.features.has_select_for_update:
         )
         def send(row: Parcel) -> None:
             calls.append(row.depot_id)
-            with connection.cursor() as cursor:
-                cursor.execute(change)
+            execute(change)
 
         def second_question(sql: str) -> bool:
             return bool(calls) and between_lock_and_question(sql)

@@ -13,7 +13,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
-from tests.contract.support.temporary import at_update, temporary
+from tests.contract.support.temporary import at_update, execute, temporary
 from tests.models import Errand
 
 pytestmark = [
@@ -103,8 +103,7 @@ def test_a_handler_that_has_committed_by_itself_is_not_taken_for_its_flip() -> N
 
     def handle(row: Errand) -> None:
         if row.place == 2:
-            with connection.cursor() as cursor:
-                cursor.execute("COMMIT; BEGIN")
+            execute("COMMIT; BEGIN")
             end_session()
 
     report = the.transactional(handle)()

@@ -24,6 +24,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, part_locked, uncommitted
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -532,8 +533,7 @@ if connection.vendor == "postgresql":
         run = processor(pending=lambda: Express.objects.filter(done=False, claimed=False))
         words = r"expected a transaction at READ COMMITTED .* at REPEATABLE READ on 'default'"
         with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             assert Express.objects.filter(claimed=True).exists()  # the snapshot
             the.elsewhere(lambda: Freight.objects.filter(pk=row.pk).update(done=True))
             with pytest.raises(InsideTransaction, match=words):

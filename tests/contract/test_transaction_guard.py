@@ -15,6 +15,7 @@ from dcl_processor.exceptions import TransactionLost
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -27,11 +28,6 @@ def run(handle: Callable[[Parcel], Any], **options: Any) -> Any:
 
 def work(row: Parcel) -> None:
     Parcel.objects.filter(pk=row.pk).update(note="worked")
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 def reconnect() -> None:

@@ -27,7 +27,7 @@ from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
-from tests.contract.support.temporary import at_update
+from tests.contract.support.temporary import at_update, execute
 from tests.models import Express, Freight, RoadTrain, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -167,8 +167,7 @@ if HAS_ROW_LOCKS:
                 if connection.vendor == "postgresql":
                     # This session would look for a deadlock before the settlement does, which
                     # looks after 1 s, and be its victim.
-                    with connection.cursor() as cursor:
-                        cursor.execute("SET LOCAL deadlock_timeout = '700ms'")
+                    execute("SET LOCAL deadlock_timeout = '700ms'")
                 for model in (Express, Freight):
                     part = model.objects.filter(pk=row.pk).order_by().select_for_update()
                     # Its key alone joins no table, which would be locked as well.

@@ -75,6 +75,11 @@ def ignore(row: Any) -> None:
     """Handle a row by doing nothing."""
 
 
+def with_result(row: Errand, result: Any) -> dict[str, Any]:
+    """Return a flip that keeps what the handler returned."""
+    return {"done": True, "result": str(result)}
+
+
 def raising(error: BaseException) -> Callable[[Any], None]:
     """Return a handler that raises this for every row, or call."""
 
