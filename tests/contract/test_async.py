@@ -15,7 +15,6 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor.execution.event_loop import EventLoop
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.heartbeat import until
@@ -60,31 +59,6 @@ def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
         make(handle, batch_size=3)(concurrency=2)
     assert the.untouched(rows[2])
     assert not any(the.state(row)["done"] for row in rows)
-
-
-@each_delivery
-def test_no_handler_is_started_in_the_place_of_one_that_ends_the_run(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Interleaving: the first handler has ended before the second one is started."""
-    rows = the.errands(3)
-    start = EventLoop.start
-
-    def started(self: EventLoop, *arguments: Any, **options: Any) -> None:
-        start(self, *arguments, **options)
-        if len(self._given) == 1:
-            until(lambda: self._outcomes)
-
-    monkeypatch.setattr(EventLoop, "start", started)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 0:
-            raise KeyboardInterrupt
-        await asyncio.sleep(the.PATIENCE)
-
-    with pytest.raises(KeyboardInterrupt):
-        make(handle, batch_size=3)(concurrency=2)
-    assert the.untouched(rows[2])
 
 
 async def leave() -> None:
@@ -291,20 +265,6 @@ class Straggler:
 
 
 @each_delivery
-@pytest.mark.parametrize("concurrency", [2, 4, 10])
-def test_a_slow_handler_does_not_keep_rows_from_being_claimed(make: Make, concurrency: int) -> None:
-    the.errands(30)
-    straggler = Straggler(29)
-
-    async def handle(row: Errand) -> None:
-        await straggler(row)
-
-    report = make(handle).run(concurrency=concurrency)
-    assert_run(report, processed=30)
-    assert Errand.objects.filter(done=True, leased_until=None).count() == 30
-
-
-@each_delivery
 def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make) -> None:
     the.errands(40)
     claimed: list[int] = []
@@ -351,26 +311,6 @@ def test_rows_are_not_claimed_one_by_one(make: Make) -> None:
     ]
     # 8 rows first, and then two at least, where one by one would make more than 40.
     assert 0 < len(locks) < 3 * (1 + (40 - 8) // 2)
-
-
-@each_delivery
-def test_an_interrupt_in_a_handler_cancels_those_of_other_batches(make: Make) -> None:
-    rows = the.errands(8)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 0:
-            await asyncio.sleep(the.PATIENCE)
-        elif row.place == 5:
-            raise KeyboardInterrupt("enough")
-
-    with pytest.raises(KeyboardInterrupt, match="enough"):
-        make(handle).run(concurrency=2)
-    states = [the.state(row) for row in rows]
-    assert [state["done"] for state in states] == [0, 1, 1, 1, 1, 0, 0, 0]
-    # Started, and neither done nor failed: free again, or in doubt.
-    assert {states[place]["claimed"] for place in (0, 5)} == {make is the.at_most_once}
-    assert the.untouched(rows[6])
-    assert the.untouched(rows[7])
 
 
 class Shop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Event
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_GATE
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, end_session
+from tests.contract.support.sessions import end_session
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -41,89 +40,15 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
     assert [the.state(row) for row in rows] == [expected] * 5
 
 
-@the.each_question
-@the.each_size
-def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, size: int) -> None:
-    the.errands(5)
-    seen: list[bool] = []
-
-    def look(row: Errand) -> None:
-        seen.append(Errand.objects.using("other").get(pk=row.pk).done)
-
-    report = the.at_most_once(
-        look, pending=question, batch_size=size, claim=None, claimed_at=None
-    )()
-    assert_run(report, processed=5)
-    assert seen == [True] * 5
-
-
-def test_a_handler_that_raises_is_known_to_have_failed() -> None:
-    [row] = the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise ValueError("no such place")
-
-    run = the.at_most_once(fail, failed={"dead": True})
-    assert_run(run(), failed=1)
-    said = the.state(row)
-    assert (said["dead"], said["done"], said["claimed_at"]) == (True, False, False)
-    assert list(run.in_doubt(older_than=0)) == []
-    assert_run(run())
-
-
 @pytest.mark.parametrize("reset", [None, {"claimed": False}], ids=["no reset", "reset"])
 def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
     """Nothing could say that it failed, so that it must not look settled."""
     [row] = the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise ValueError
-
-    run = the.at_most_once(fail, reset=reset)
+    run = the.at_most_once(the.raising(ValueError()), reset=reset)
     assert_run(run(), failed=1)
     assert the.state(row)["claimed"]
     assert list(run.in_doubt(older_than=0)) == [row]
     assert_run(run())
-
-
-def test_with_retry_and_reset_a_known_failure_is_tried_again_and_given_up() -> None:
-    [row] = the.errands(1)
-    calls: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        calls.append(row.pk)
-        raise ValueError(f"call {len(calls)}")
-
-    run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False}, failed={"dead": True})
-    for attempt in (1, 2):
-        assert_run(run(), failed=1, to_retry=1)
-        said = the.state(row)
-        assert (said["attempts"], said["claimed"], said["claimed_at"]) == (attempt, False, False)
-    assert_run(run(), failed=1)
-    said = the.state(row)
-    assert (said["attempts"], said["dead"], said["claimed_at"]) == (3, True, False)
-    assert Errand.objects.get().last_error == "ValueError: call 3"
-    assert_run(run())
-    assert len(calls) == 3
-
-
-def test_a_flip_that_fails_after_the_work_repeats_nothing() -> None:
-    """The work is done: with ``retry``, too, the row stays in doubt and is not called again."""
-    first, second = the.errands(2)
-    Errand.objects.filter(pk=first.pk).update(done=True, code="same")
-    calls: list[Any] = []
-    run = the.at_most_once(
-        lambda row: calls.append(row.pk),
-        done=lambda row, result: {"done": True, "code": "same"},
-        retry=the.retry(),
-        reset={"claimed": False},
-        failed={"dead": True},
-    )
-    report = run()
-    assert_run(report, failed=1)
-    assert_run(run())
-    assert calls == [second.pk]
-    assert list(run.in_doubt(older_than=0)) == [second]
 
 
 MEANWHILE = {
@@ -216,25 +141,6 @@ def test_a_row_that_its_handler_deletes_is_processed() -> None:
     assert_run(report, processed=2)
 
 
-@pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
-@pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
-def test_a_stop_puts_back_what_was_not_started(claimed: bool, rehearsed: bool) -> None:
-    """Without ``reset``, too: what the columns said before is known."""
-    rows = the.errands(8 if rehearsed else 4)
-    stop, handled = Event(), []
-
-    def handle(row: Errand) -> None:
-        handled.append(row.pk)
-        if len(handled) == len(rows) - 2:
-            stop.set()
-
-    options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
-    report = the.at_most_once(handle, batch_size=4, **options)(stop=stop)
-    assert_run(report, processed=len(rows) - 2, stopped="signal")
-    assert all(the.untouched(row) for row in rows[-2:])
-    assert_run(the.at_most_once(the.ignore, **options)(), processed=2)
-
-
 @pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
 def test_an_interrupt_leaves_in_doubt_what_was_started_and_nothing_else(rehearsed: bool) -> None:
     rows = the.errands(6 if rehearsed else 3)
@@ -285,39 +191,3 @@ if HAS_GATE:
             run()
         kinds = [query["sql"].split()[0] for query in queries]
         assert kinds[kinds.index("COMMIT") + 1 :] == ["WITH"]
-
-    def test_a_row_that_cannot_be_loaded_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-        """The one statement has committed the claim by then."""
-        rows = the.errands(4)
-        load = Errand.from_db.__func__  # type: ignore[attr-defined]
-
-        def from_db(cls: Any, db: Any, names: Any, values: Any, /, **more: Any) -> Any:
-            row = load(cls, db, names, values, **more)
-            if row.pk == rows[2].pk:
-                raise ValueError("not readable")
-            return row
-
-        monkeypatch.setattr(Errand, "from_db", classmethod(from_db))
-        handled: list[Any] = []
-        report = the.at_most_once(lambda row: handled.append(row.pk), batch_size=2)()
-        monkeypatch.undo()
-        assert_run(report, processed=3, failed=1)
-        assert handled == [rows[0].pk, rows[1].pk, rows[3].pk]
-        assert the.untouched(rows[2])
-
-
-if connection.vendor != "sqlite":
-
-    def test_a_session_that_ends_during_the_claim_leaves_nothing() -> None:
-        [row] = the.errands(1)
-        handled: list[Any] = []
-
-        def is_mark(sql: str) -> bool:
-            return sql.startswith("UPDATE") and "CURRENT" not in sql and "TIMESTAMP" in sql
-
-        with before_statement(is_mark, end_session):
-            report = the.at_most_once(lambda row: handled.append(row.pk))()
-        assert_run(report, failed=1)
-        assert handled == []
-        assert the.untouched(row)
-        assert_run(the.at_most_once(the.ignore)(), processed=1)

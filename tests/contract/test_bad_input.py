@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from dcl_processor.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Misfit, Parcel, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -187,24 +188,6 @@ def test_only_rows_of_the_processors_model_are_cleared_up(
         getattr(processor, method)(rows())
 
 
-if connection.features.has_select_for_update:  # SQLite's columns keep any value
-
-    def test_a_claim_whose_column_gives_back_another_value_is_refused() -> None:
-        Misfit.objects.create()
-        processor = batch_processor(
-            pending=lambda: Misfit.objects.filter(done=False, to_the_second=None),
-            done={"done": True},
-            delivery=MOST,
-            claim={"to_the_second": datetime(2024, 5, 1, 12, 0, 0, 654_321, tzinfo=UTC)},
-        )(never)
-        words = (
-            r"to keep datetime.* by which a claimed row is recognised, got 2024.*; claim another"
-        )
-        with pytest.raises(InvalidOption, match=words):
-            processor.run()
-        assert Misfit.objects.get().to_the_second is None
-
-
 # --- tables whose engine has no transactions, which MariaDB and MySQL have beside the others
 
 
@@ -284,8 +267,7 @@ if connection.vendor == "mysql":
         """Before the first handler, and before a flip is tried that could not be taken back."""
         for _ in range(3):
             load.objects.create()
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE tests_{part} ENGINE={engine}")
+        execute(f"ALTER TABLE tests_{part} ENGINE={engine}")
         calls: list[Any] = []
         run = tying(load, calls, **options)
         sentence = f"got tests_{part} with the engine {engine}, which locks no row"
@@ -298,19 +280,6 @@ if connection.vendor == "mysql":
         assert check_found(found) == []
         [message] = check_found(found, ["default"])
         assert (message.id, sentence in message.msg) == ("dcl_processor.E012", True)
-
-    def test_it_is_asked_again_once_it_was_converted(load: Any) -> None:
-        for _ in range(3):
-            load.objects.create()
-        calls: list[Any] = []
-        for engine in ("MyISAM", "InnoDB"):
-            with connection.cursor() as cursor:
-                cursor.execute(f"ALTER TABLE tests_bulky ENGINE={engine}")
-            if engine == "MyISAM":
-                with pytest.raises(Unsupported):
-                    tying(load, calls)()
-        assert_run(tying(load, calls)(), processed=3)
-        assert len(calls) == 3
 
     @pytest.mark.parametrize("options", DELIVERIES.values(), ids=[*DELIVERIES])
     def test_i26_a_connection_that_counts_changed_rows_is_refused(options: dict[str, Any]) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 
-from dcl_processor import batch_processor
 from tests.contract.support.batches import flips, note, savepoints, sent, statements, worked
-from tests.contract.support.gate import before_lock
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel, Scan
@@ -124,66 +119,6 @@ def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_noth
     assert isinstance(report.failures[0].error, IntegrityError)
     assert sent() == worked() == ran == [0, 2]
     assert not Scan.objects.exists()
-
-
-def test_rows_that_others_hold_or_finished_are_left_out_of_the_batch() -> None:
-    parcels(6)
-    calls: list[int] = []
-
-    def finish_one() -> None:
-        Parcel.objects.using("other").filter(priority=1).update(sent=True)
-        Parcel.objects.using("other").filter(priority=2).delete()
-
-    if connection.features.has_select_for_update:
-        with transaction.atomic(using="other"):
-            held = Parcel.objects.using("other").select_for_update().get(priority=4)
-            with before_lock(lambda: in_a_thread(finish_one)):
-                report = in_batches(lambda row: calls.append(row.priority))(wait_for_locked=0)
-        assert held.priority == 4
-        assert_run(report, processed=3, skipped=1, stale=2)
-        assert sorted(calls) == [0, 3, 5]
-        assert sent() == [0, 1, 3, 5]
-    else:
-        finish_one()
-        assert_run(in_batches(lambda row: calls.append(row.priority))(), processed=4)
-        assert calls == [0, 3, 4, 5]
-
-
-def in_a_thread(act: Any) -> None:
-    """Act on connections of one's own."""
-
-    def acting() -> None:
-        try:
-            act()
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=acting)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
-    parcels(4)
-
-    class BrittleParcel(Parcel):
-        class Meta:
-            proxy = True
-            app_label = "tests"
-
-        @classmethod
-        def from_db(cls, *args: Any, **kwargs: Any) -> Any:
-            row = super().from_db(*args, **kwargs)
-            if row.priority == 1:
-                raise ValueError("corrupt")
-            return row
-
-    pending = BrittleParcel.objects.filter(sent=False)
-    run = batch_processor(pending=pending, done={"sent": True}, batch_size=10)(lambda row: None)
-    report = run()
-    assert_run(report, processed=3, failed=1)
-    assert sent() == [0, 2, 3]
 
 
 def test_ten_thousand_rows_behind_a_poison_row_are_done_in_one_run() -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import F
 from django.test.utils import CaptureQueriesContext
-from django.utils.functional import SimpleLazyObject
 
 from dcl_processor import BatchProcessor, Discard, Snooze
 from dcl_processor.exceptions import TransactionLeftOpen, Unsupported
-from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Errand
 
 pytestmark = [
@@ -33,10 +30,6 @@ Rows = Sequence[Errand]
 
 #: What ``AT_MOST_ONCE`` needs to put a row back; the others have no use for it.
 RESET = {"claimed": False, "done": False}
-
-
-def with_result(row: Errand, result: Any) -> dict[str, Any]:
-    return {"done": True, "result": str(result)}
 
 
 def bulk(make: Make, handle: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
@@ -60,7 +53,7 @@ class Calls:
 def test_results_by_key_reach_the_flips(make: Make) -> None:
     the.errands(5)
     calls = Calls(lambda rows: {row.pk: f"sent {row.place}" for row in reversed(rows)})
-    assert_run(bulk(make, calls, done=with_result)(), processed=5)
+    assert_run(bulk(make, calls, done=the.with_result)(), processed=5)
     said = Errand.objects.order_by("place").values_list("result", flat=True)
     assert list(said) == [f"sent {place}" for place in range(5)]
 
@@ -146,11 +139,7 @@ def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
 @pytest.mark.parametrize("error", [ValueError("no"), Discard("never"), Snooze()], ids=repr)
 def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) -> None:
     the.errands(4)
-
-    def fail(rows: Rows) -> None:
-        raise error
-
-    calls = Calls(fail)
+    calls = Calls(the.raising(error))
     report = bulk(the.at_most_once, calls, reset=RESET, failed={"dead": True})()
     assert calls.places == [[0, 1, 2, 3]]
     match error:
@@ -164,27 +153,6 @@ def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) ->
             assert_run(report, failed=4)
             assert the.places(dead=True) == [0, 1, 2, 3]
     assert the.places(done=True) == []
-
-
-def test_rows_whose_lease_is_lost_during_the_call_are_reported_and_the_others_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = the.errands(6)
-    monkeypatch.setattr(Counters, "is_to_be_careful", False)  # as after the run's first row
-
-    def lose(given: Rows) -> list[str]:
-        mine = Errand.objects.using("other").filter(place__in=[1, 4])
-        later = F("leased_until") + timedelta(hours=1)
-        mine.update(leased_until=later, result="of another worker")
-        Errand.objects.using("other").filter(place=2).delete()
-        return [f"sent {row.place}" for row in given]
-
-    report = bulk(the.at_least_once, lose, done=with_result)()
-    # The handler deleted row 2: it was handled.
-    assert_run(report, processed=4, lease_lost=2)
-    said = [the.state(row) for row in rows if row.place != 2]
-    assert [each["done"] for each in said] == [True, False, True, False, True]
-    assert [said[1]["result"], said[3]["result"]] == ["of another worker"] * 2
 
 
 def is_flip(sql: str) -> bool:
@@ -212,12 +180,8 @@ def test_a_timeout_ends_the_calls_of_single_rows_too(
 @each_delivery
 def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make) -> None:
     rows = the.errands(3)
-
-    def handle(given: Rows) -> None:
-        raise KeyboardInterrupt
-
     options = {"retry": the.retry()} if make is the.at_least_once else {}
-    run = bulk(make, handle, **options)
+    run = bulk(make, the.raising(KeyboardInterrupt()), **options)
     with pytest.raises(KeyboardInterrupt):
         run()
     if make is the.at_least_once:
@@ -227,37 +191,12 @@ def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make)
 
 
 @each_delivery
-def test_an_interrupt_after_the_commit_of_a_settlement_is_not_taken_for_lost_rows(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rows are written once more, and no longer have this worker's mark."""
-    the.errands(3)
-    interrupted: list[bool] = []
-    driven: Any = connection
-    commit = driven._commit
-
-    def interrupt() -> None:
-        commit()
-        if not interrupted and Errand.objects.using("other").filter(done=True).count() == 3:
-            interrupted.append(True)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(driven, "_commit", interrupt)
-    with pytest.raises(KeyboardInterrupt) as raised:
-        bulk(make, Calls())()
-    assert interrupted
-    assert_run(raised.value.report, processed=3, stopped="signal")  # type: ignore[attr-defined]  # as documented at run()
-    assert not Errand.objects.exclude(leased_until=None, claimed_at=None).exists()
-
-
-@each_delivery
 def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) -> None:
     the.errands(3)
 
     def handle(given: Rows) -> None:
         if connection.vendor == "mysql":
-            with connection.cursor() as cursor:
-                cursor.execute("START TRANSACTION")
+            execute("START TRANSACTION")
         else:
             connection.set_autocommit(False)
         Errand.objects.filter(pk=given[0].pk).update(result="worked")
@@ -266,32 +205,6 @@ def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) ->
     assert_run(report, failed=3)
     assert {type(each.error) for each in report.failures} == {TransactionLeftOpen}
     assert the.places(result="worked") == the.places(done=True) == []
-
-
-@the.all_deliveries
-@pytest.mark.parametrize("by_key", [False, True])
-def test_work_that_a_call_only_promised_is_not_done(make: Make, by_key: bool) -> None:
-    the.errands(3)
-
-    async def send(row: Errand) -> None: ...
-
-    def handle(given: Rows) -> Any:
-        promised = {row.pk: send(row) for row in given}
-        return promised if by_key else [*promised.values()]
-
-    report = bulk(make, handle)()
-    assert_run(report, failed=3)
-    assert "is never run" in str(report.failures[0].error)
-    assert the.places(done=True) == []
-
-
-@each_delivery
-def test_a_result_that_raises_when_it_is_looked_at_costs_no_other_row(make: Make) -> None:
-    the.errands(3)
-    lazy = SimpleLazyObject(lambda: Errand.objects.get(pk=0))
-    report = bulk(make, lambda _: [None, lazy, None])()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, Errand.DoesNotExist)
 
 
 class Line(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
@@ -332,43 +245,6 @@ def test_the_resource_is_opened_again_before_the_rows_are_called_alone(is_async:
     assert (len(Line.opened), Line.closed) == (2, Line.opened)
 
 
-class Once:
-    """A resource of either kind that can be opened once."""
-
-    def __init__(self) -> None:
-        self.opened = False
-
-    def __enter__(self) -> None:
-        if self.opened:
-            raise ConnectionRefusedError
-        self.opened = True
-
-    def __exit__(self, *_: object) -> None: ...
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_resource_that_cannot_be_opened_again_costs_no_row_an_attempt(is_async: bool) -> None:
-    rows = the.errands(4)
-    once = Once()
-
-    def handle(given: Rows, line: None) -> None:
-        raise ValueError("a broken line")
-
-    async def handle_async(given: Rows, line: None) -> None:
-        handle(given, line)
-
-    options = {"resource": lambda: once, "retry": the.retry(), "concurrency": 1 + is_async}
-    report = bulk(the.at_least_once, handle_async if is_async else handle, **options)()
-    assert_run(report, stopped="failures")
-    assert isinstance(report.error, ConnectionRefusedError)
-    assert all(the.untouched(row) for row in rows)
-
-
 @each_delivery
 def test_the_rows_of_a_call_are_settled_by_one_statement(make: Make) -> None:
     """Each row has a result of its own; a batch more costs one claim and one settlement."""
@@ -378,7 +254,7 @@ def test_the_rows_of_a_call_are_settled_by_one_statement(make: Make) -> None:
         the.errands(number)
         calls = Calls(lambda rows: [f"sent {row.place}" for row in rows])
         with CaptureQueriesContext(connection) as queries:
-            assert_run(bulk(make, calls, done=with_result)(), processed=number)
+            assert_run(bulk(make, calls, done=the.with_result)(), processed=number)
         counts.append(len([each for each in queries if is_flip(each["sql"])]))
         said = Errand.objects.order_by("place").values_list("result", flat=True)
         assert list(said) == [f"sent {place}" for place in range(number)]
@@ -416,33 +292,6 @@ def test_concurrency_counts_calls(make: Make) -> None:
     assert max(most) == 3
     assert sorted(sizes) == [3, 5, 5, 5, 5]
     assert the.places(done=True, leased_until=None, claimed_at=None) == list(range(23))
-
-
-@each_delivery
-def test_an_interrupt_leaves_the_rows_of_all_calls_as_the_delivery_says(
-    make: Make, interrupt: Any
-) -> None:
-    rows = the.errands(12)
-    calls: list[int] = []
-    at_work = asyncio.Event()
-
-    async def handle(given: Rows) -> None:
-        calls.append(len(given))
-        if len(calls) == 2:
-            at_work.set()
-            interrupt()
-        await at_work.wait()
-        await asyncio.sleep(the.PATIENCE)
-
-    options = {"retry": the.retry()} if make is the.at_least_once else {}
-    run = in_fives(make, handle, **options)
-    with pytest.raises(KeyboardInterrupt):
-        run(concurrency=2)
-    if make is the.at_least_once:
-        assert all(the.untouched(row) for row in rows)
-    else:
-        assert run.in_doubt(older_than=0).count() == 10
-        assert all(the.untouched(row) for row in rows[10:])
 
 
 def test_transactional_is_refused() -> None:

@@ -27,6 +27,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
+from tests.contract.support.temporary import execute
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -67,8 +68,7 @@ if connection.vendor == "postgresql":
             with override_settings(USE_TZ=False, TIME_ZONE="America/New_York"), connected(path):
                 yield instant
         finally:
-            with connection.cursor() as cursor:
-                cursor.execute("DROP SCHEMA shifted CASCADE")
+            execute("DROP SCHEMA shifted CASCADE")
 
     def asked(question: str) -> Any:
         with connection.cursor() as cursor:
@@ -84,54 +84,34 @@ if connection.vendor == "postgresql":
         now = asked("SELECT extract(epoch FROM statement_timestamp())")
         return float(now) - instant.timestamp()
 
-    def test_a_renewed_lease_is_recognised(began: datetime, beats_soon: None) -> None:
+    @the.each_delivery
+    def test_a_mark_is_recognised(make: the.Make, began: datetime, beats_soon: None) -> None:
         """By both workers, in rows that are rehearsed with and in those that are not."""
         rows = the.errands(4)
         calls: list[int] = []
         seconds = 60.0
 
-        def renewed(row: Errand) -> None:
+        def handle(row: Errand) -> None:
             calls.append(row.pk)
-            first = leased_until(row)
-            assert first - began.timestamp() < seconds_since(began) + seconds + 0.1
-            until(lambda: leased_until(row) > first)
+            if make is the.at_least_once:
+                first = leased_until(row)
+                assert first - began.timestamp() < seconds_since(began) + seconds + 0.1
+                until(lambda: leased_until(row) > first)
 
-        second = the.at_least_once(renewed, lease=Lease(seconds))
+        second = make(handle)
 
-        def handle(row: Errand) -> None:
-            if not calls:
-                calls.append(row.pk)
-                others = the.elsewhere(lambda: second(limit=2, wait_for_locked=0))
-                assert_run(others, processed=2, stopped="limit")
-                until(lambda: seconds_since(began) > 1.5)
-            else:
-                renewed(row)
+        def come_after_the_second(row: Errand) -> None:
+            if calls:
+                handle(row)
+                return
+            calls.append(row.pk)
+            others = the.elsewhere(lambda: second(limit=2, wait_for_locked=0))
+            assert_run(others, processed=2, stopped="limit")
+            until(lambda: seconds_since(began) > 1.5)
 
-        report = the.at_least_once(handle, lease=Lease(seconds))()
-        assert_run(report, processed=2, stale=1)
+        assert_run(make(come_after_the_second)(), processed=2, stale=1)
         assert sorted(calls) == [row.pk for row in rows]
-        assert Errand.objects.filter(done=True, leased_until=None).count() == 4
-
-    def test_a_claim_is_recognised(began: datetime) -> None:
-        rows = the.errands(4)
-        calls: list[int] = []
-        second = the.at_most_once(lambda row: calls.append(row.pk))
-
-        def handle(row: Errand) -> None:
-            if not calls:
-                calls.append(row.pk)
-                others = the.elsewhere(lambda: second(limit=2, wait_for_locked=0))
-                assert_run(others, processed=2, stopped="limit")
-                until(lambda: seconds_since(began) > 1.5)
-            else:
-                calls.append(row.pk)
-
-        run = the.at_most_once(handle)
-        report = run()
-        assert_run(report, processed=2, stale=1)
-        assert sorted(calls) == [row.pk for row in rows]
-        assert Errand.objects.filter(done=True, claimed_at=None).count() == 4
-        assert list(run.in_doubt(older_than=0)) == []
+        assert Errand.objects.filter(done=True, leased_until=None, claimed_at=None).count() == 4
 
 
 else:

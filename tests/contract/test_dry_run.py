@@ -21,12 +21,12 @@ from dcl_processor.exceptions import (
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size, size
 from dcl_processor.report import MOST_COUNTED, DryRun
-from dcl_processor.runner import limits
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import fail, retrying
+from tests.contract.support.temporary import execute
 from tests.contract.support.wanted import held
 from tests.models import Depot, Errand, Parcel, Scan
 
@@ -169,21 +169,6 @@ if HAS_ROW_LOCKS:
         assert (found.due, found.rehearsed) == (7, None)
         assert str(found).endswith("; no flip was tried")
 
-    def test_a_row_that_was_finished_since_the_look_is_not_tried(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The claim asks again under the lock, as in a run."""
-        rows = parcels(2)
-        finish = limits.refuse_backlog
-
-        def and_finish(*arguments: Any, **options: Any) -> None:
-            finish(*arguments, **options)
-            the.elsewhere(lambda: Parcel.objects.filter(pk=rows[0].pk).update(sent=True))
-
-        monkeypatch.setattr(limits, "refuse_backlog", and_finish)
-        assert processor(never, max_pending=2).dry_run().rehearsed == rows[1].pk
-
-
 # --- ``max_pending``: a run without a limit refuses a backlog that is larger than expected
 
 
@@ -234,17 +219,6 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert_run(waiting(), processed=2)
 
 
-@pytest.mark.parametrize("strict_order", [False, True], ids=["by key", "in order"])
-@pytest.mark.parametrize(
-    "pending", [UNSENT, UNSENT.filter(depot__open=True)], ids=["own", "joined"]
-)
-def test_with_nothing_pending_a_run_is_one_select(pending: Any, *, strict_order: bool) -> None:
-    run = processor(the.ignore, pending=pending, strict_order=strict_order)
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(run())
-    assert len(queries) == 1
-
-
 @pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
 def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
     parcels(scan.WINDOW + 3)
@@ -266,18 +240,6 @@ def test_a_row_that_matches_several_times_counts_once() -> None:
     scanned = UNSENT.filter(scans__ok=True)
     assert "got 3;" in refused(processor(never, pending=scanned, max_pending=2))
     assert_run(processor(the.ignore, pending=scanned, max_pending=3)(), processed=3)
-
-
-async def later(row: Any) -> None:
-    """Handle a row asynchronously."""
-    raise AssertionError(row)
-
-
-def test_it_refuses_with_asynchronous_handlers() -> None:
-    rows = the.errands(4)
-    assert "got 4;" in refused(the.at_least_once(later, max_pending=3, concurrency=4))
-    assert all(the.untouched(row) for row in rows)
-    assert the.our_threads() == []
 
 
 def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
@@ -309,8 +271,7 @@ def opener() -> BatchProcessor[Depot]:
 
 def analyze(table: str) -> None:
     verb = {"mysql": "ANALYZE TABLE"}.get(connection.vendor, "ANALYZE")
-    with connection.cursor() as cursor:
-        cursor.execute(f"{verb} {table}")
+    execute(f"{verb} {table}")
 
 
 def test_a_number_up_to_the_limit_is_exact_and_not_estimated() -> None:
@@ -331,17 +292,3 @@ def test_above_the_limit_the_planner_is_asked_if_there_is_one() -> None:
         assert 0.8 < found.estimate / ROWS < 1.2
         assert found.basis is not None
         assert size(opener(), most=10).basis == found.basis
-
-
-def test_a_row_with_several_matches_is_counted_once() -> None:
-    @batch_processor(pending=lambda: Parcel.objects.filter(scans__ok=True), done={"sent": True})
-    def check(parcel: Parcel) -> None: ...
-
-    parcels = [Parcel.objects.create() for _ in range(4)]
-    Scan.objects.bulk_create(Scan(parcel=parcel) for parcel in parcels for _ in range(3))
-    analyze("tests_scan")
-    assert size(check) == Size(Answer(4))
-    found = size(check, most=2)
-    assert found.counted == Answer(2, How.MORE_THAN)
-    # Joined rows and a DISTINCT make the estimate worse, and never an error.
-    assert (found.estimate is None) == (connection.vendor == "sqlite")

@@ -7,34 +7,26 @@ import dataclasses
 import gc
 import json
 import linecache
-import logging
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
-from dcl_processor import BatchProcessor, Discard, Report, Retry, Snooze, batch_processor
+from dcl_processor import Discard, Report, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import HandlerExited, InvalidOption, RowsFailed
-from dcl_processor.observers import Handling, Observer
 from dcl_processor.runner.counters import logger
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
-from tests.contract.support.onlookers import looking_on
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.retries import retrying
-from tests.contract.test_snooze_discard import CLAIM, LEASE
-from tests.contract.test_taken_over import left_behind
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -177,39 +169,6 @@ def test_any_exception_of_an_asynchronous_handler_is_its_rows_failure_alone(
     assert type(error).__name__ in json.dumps(report.as_dict())
 
 
-@pytest.mark.parametrize("error", ANY, ids=lambda error: type(error).__name__)
-def test_any_exception_may_lose_its_transaction_too(error: Exception) -> None:
-    """The lost transaction is noted on the handler's own error, where something can be noted."""
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            connection.connection.close()  # with the transaction that has the row's lock
-            raise error
-
-    report = run(handle)
-    assert_run(report, processed=2, failed=1)
-    assert report.failures[0].error is error
-
-
-def test_a_log_handler_that_fails_on_an_error_ends_no_run() -> None:
-    class Picky(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.exc_info:
-                raise RuntimeError("cannot be reported")
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            raise ValueError
-
-    picky = Picky()
-    logger.addHandler(picky)
-    try:
-        report = run(handle)
-    finally:
-        logger.removeHandler(picky)
-    assert_run(report, processed=2, failed=1)
-
-
 class Timeout(BaseException):
     """As gevent has it: an error that handlers of errors are to leave alone."""
 
@@ -288,19 +247,6 @@ def test_an_exit_by_the_processs_own_signal_handler_ends_the_run(
     assert [row.sent for row in Parcel.objects.order_by("pk")] == [True, False, False]
 
 
-@pytest.mark.parametrize("call", [lambda: sys.exit(1), partial(sys.exit, 1), partial(int, "x")])
-def test_what_a_callback_after_the_commit_raises_is_logged(
-    call: Callable[[], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Even where it has no name for Django's log, and is no ``Exception``."""
-    report = run(lambda _: transaction.on_commit(call))
-    assert_run(report, processed=3)
-    said = [
-        record.getMessage() for record in caplog.records if record.name == "django.db.backends.base"
-    ]
-    assert len(said) == 3
-
-
 def lazily(row: Parcel) -> Iterator[int]:
     yield Parcel.objects.filter(pk=row.pk).update(note="worked")
 
@@ -344,34 +290,6 @@ def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
 # --- ``sys.exit()``
 
 
-def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    return the.at_most_once(handler, reset={"claimed": False}, **options)
-
-
-MAKE = [the.transactional, at_most_once, the.at_least_once]
-
-
-@pytest.mark.parametrize("make", MAKE, ids=lambda make: make.__name__)
-def test_in_a_done_function_it_is_the_rows_failure_too(make: Any) -> None:
-    rows = the.errands(3)
-
-    def done(row: Errand, _: Any) -> dict[str, Any]:
-        return sys.exit(1) if row.place == 1 else {"done": True}
-
-    report = make(the.ignore, done=done)()
-    assert_run(report, processed=2, failed=1)
-    assert [the.state(row)["done"] for row in rows] == [True, False, True]
-
-
-def test_a_resource_that_exits_while_it_is_opened_charges_no_row() -> None:
-    (row,) = the.errands(1)
-    report = the.transactional(lambda row, resource: None, resource=lambda: sys.exit(2))()
-    assert_run(report, stopped="failures")
-    assert not report.ok
-    assert isinstance(report.error, SystemExit)
-    assert the.untouched(row)
-
-
 # --- an exception that a user's function returns stands for the same outcome as one that it raises
 
 
@@ -387,48 +305,6 @@ OUTCOMES = pytest.mark.parametrize(
 
 
 @OUTCOMES
-@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-def test_what_taken_over_returns(is_async: bool, returned: Any, counts: Any) -> None:
-    [row] = the.errands(1)
-    left_behind(row)
-    calls: list[Any] = []
-
-    async def handle_async(row: Errand) -> None:
-        calls.append(row.place)
-
-    handler = handle_async if is_async else lambda row: calls.append(row.place)
-    options: dict[str, Any] = {"retry": the.retry(), "failed": {"dead": True}}
-    run = the.at_least_once(handler, taken_over=lambda row: returned, **options)
-    assert_run(run(), **counts)
-    assert calls == []
-
-
-def give_up(rows: list[Errand]) -> Any:
-    return Discard("no such customer")
-
-
-async def give_up_later(rows: list[Errand]) -> Any:
-    return give_up(rows)
-
-
-@pytest.mark.parametrize(
-    ("batch", "options"),
-    [
-        (give_up, {}),
-        *((each, kind) for each in (give_up, give_up_later) for kind in (LEASE, CLAIM)),
-    ],
-)
-def test_what_a_call_for_many_rows_returns_for_all_of_them(
-    batch: Any, options: dict[str, Any]
-) -> None:
-    the.errands(3)
-    given = {"failed": {"dead": True}, "reset": {"dead": False}, **options}
-    run = retrying(the.ignore, process_batch=batch, batch_size=10, **given)
-    assert_run(run(), discarded=3, redone=0 if options == CLAIM else 3)
-    assert Errand.objects.filter(dead=True, last_error="Discard: no such customer").count() == 3
-
-
-@OUTCOMES
 def test_what_a_reservation_is_settled_with(returned: Any, counts: Any) -> None:
     the.errands(1)
     run = the.at_least_once(the.ignore, retry=the.retry(), failed={"dead": True})
@@ -437,42 +313,6 @@ def test_what_a_reservation_is_settled_with(returned: Any, counts: Any) -> None:
     row = Errand.objects.get()
     assert (row.done, row.dead) == (False, "discarded" in counts)
     assert row.attempts == (0 if "snoozed" in counts else 1)
-
-
-def test_what_an_observer_sees_of_it() -> None:
-    the.errands(1)
-    seen: list[Any] = []
-
-    class Looking(Observer):
-        def handler_ended(self, handling: Handling, error: BaseException | None) -> None:
-            seen.append(error)
-
-    returned = ValueError("no answer")
-    with looking_on(Looking()):
-        assert_run(the.transactional(lambda row: returned)(), failed=1)
-    assert seen == [returned]
-
-
-@pytest.mark.parametrize("options", [{}, LEASE], ids=["transactional", "lease"])
-def test_a_list_that_is_too_short_is_an_error_that_names_both_lengths(
-    options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The call may have done its work, and the rows are handled once more."""
-    the.errands(3)
-    calls: list[int] = []
-
-    def handle(rows: list[Errand]) -> Any:
-        calls.append(len(rows))
-        return [None] * min(len(rows), 2)
-
-    run = retrying(the.ignore, process_batch=handle, batch_size=10, **options)
-    report = run()
-    assert_run(report, processed=3, redone=3)
-    assert "3 processed, 3 redone" in str(report)
-    assert calls == [3, 1, 1, 1]
-    [line] = [each for each in caplog.records if each.levelname == "ERROR"]
-    assert line.name == "dcl_processor.operations"  # which the command shows in any case
-    assert "one result for each of 3 rows, got 2" in line.getMessage()
 
 
 # --- ``resource()``: opened once, kept, opened anew after a failure, and no row charged for it
@@ -554,55 +394,6 @@ def test_a_server_that_is_down_charges_no_row(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(RowsFailed) as raised:
         report.raise_for_failures()
     assert raised.value.__cause__ is report.error
-
-
-def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_so() -> None:
-    parcels(2)
-    room, started, refused = [nullcontext()], threading.Event(), threading.Event()
-
-    def resource() -> Any:
-        try:
-            return room.pop()  # in one step, whichever thread comes first
-        except IndexError:
-            assert started.wait(60)  # or the first row is left, too
-            refused.set()
-            raise OSError("one connection at a time") from None
-
-    @batch_processor(
-        pending=Parcel.objects.filter(sent=False), done={"sent": True}, resource=resource
-    )
-    def send(row: Parcel, _: object) -> None:
-        started.set()
-        assert refused.wait(60)
-
-    report = send(concurrency=3)  # room for one more: the run waits for the last ones at its end
-    assert_run(report, processed=1, stopped="failures")
-    assert str(report.error) == "one connection at a time"
-    assert not report.ok
-    assert Parcel.objects.filter(sent=False).count() == 1
-
-
-def test_it_is_closed_when_the_run_is_interrupted() -> None:
-    parcels(2)
-    lines: list[str] = []
-
-    def handle(row: Parcel, lines: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    run = in_batches(handle, resource=lambda: diary_to_the_end(lines))
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert lines == ["open", "close"]
-    assert sent() == []
-
-
-@contextmanager
-def diary_to_the_end(lines: list[str]) -> Iterator[list[str]]:
-    lines.append("open")
-    try:
-        yield lines
-    finally:
-        lines.append("close")
 
 
 def test_one_that_cannot_be_closed_is_logged_and_the_rows_are_done(

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import Index, Model, QuerySet
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -20,9 +20,8 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.findings import Level
 from dcl_processor.insights.status import status
-from tests.contract.support import errands as the
-from tests.contract.support.sessions import connected
-from tests.models import Depot, Errand, Parcel, Priced, Seat, Truck, Watched
+from tests.contract.support.temporary import execute
+from tests.models import Depot, Errand, Parcel, Priced, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,20 +70,10 @@ SHAPES: dict[str, tuple[Callable[[], BatchProcessor[Any]], type[Model], dict[str
         Parcel,
         {"sent": True},
     ),
-    "a status": (
-        lambda: processor(lambda: Watched.objects.filter(state="new"), done={"state": "done"}),
-        Watched,
-        {"state": "done"},
-    ),
     "a nullable time": (
         lambda: processor(lambda: Parcel.objects.filter(sent_at=None), done={"sent_at": Now()}),
         Parcel,
         {"sent_at": NOW},
-    ),
-    "two columns, one with IN": (
-        lambda: processor(lambda: Parcel.objects.filter(sent=False, priority__in=[0, 1])),
-        Parcel,
-        {"sent": True},
     ),
     "retry and lease": (
         lambda: processor(
@@ -260,7 +249,6 @@ def with_claim(**options: Any) -> BatchProcessor[Any]:
 
 SENT: dict[str, tuple[Callable[[], BatchProcessor[Any]], Callable[[], Model]]] = {
     "one statement": (lambda: processor(lambda: Parcel.objects.filter(sent=False)), Parcel),
-    "batches": (lambda: processor(lambda: Parcel.objects.filter(sent=False), batch_size=2), Parcel),
     "a spanning question": (
         lambda: processor(lambda: Parcel.objects.filter(sent=False).exclude(depot__open=True)),
         Parcel,
@@ -268,10 +256,6 @@ SENT: dict[str, tuple[Callable[[], BatchProcessor[Any]], Callable[[], Model]]] =
     "a parent's table": (
         lambda: processor(lambda: Truck.objects.filter(inspected=False), done={"inspected": True}),
         Truck,
-    ),
-    "a composite key": (
-        lambda: processor(lambda: Seat.objects.filter(sent=False)),
-        lambda: Seat(row=1, number=Seat.objects.count()),
     ),
     "the queryset's order": (
         lambda: processor(lambda: Priced.objects.filter(sent=False), strict_order=True),
@@ -285,12 +269,6 @@ SENT: dict[str, tuple[Callable[[], BatchProcessor[Any]], Callable[[], Model]]] =
             delivery=Delivery.AT_LEAST_ONCE,
             lease=Lease(60),
             retry=Retry(),
-        ),
-        Errand,
-    ),
-    "a retry": (
-        lambda: processor(
-            lambda: Errand.objects.filter(done=False), done={"done": True}, retry=Retry()
         ),
         Errand,
     ),
@@ -324,23 +302,6 @@ def reads(sql: str) -> bool:
     plain = ("SELECT", "EXPLAIN", "PRAGMA", "SHOW", "SET", *of_transactions)
     sql = sql.strip()
     return sql.startswith(plain) and (sql.startswith("EXPLAIN") or "FOR UPDATE" not in sql)
-
-
-def test_an_explanation_waits_for_no_writer() -> None:
-    """With the settings that Django recommends for SQLite, a transaction would."""
-    Errand.objects.create()
-    analyze(Errand)  # a table that was never analyzed is a finding of its own
-    is_sqlite = connection.vendor == "sqlite"
-    run = processor(lambda: Errand.objects.filter(done=False), done={"done": True})
-    with (
-        connected({"transaction_mode": "IMMEDIATE", "timeout": 0.2} if is_sqlite else {}),
-        transaction.atomic(),
-    ):
-        Errand.objects.update(result="at work")
-        assert the.elsewhere(lambda: explanation(run)).claim
-        found = the.elsewhere(lambda: list(examine([run], [run])))
-        fine = {Level.OK, Level.WARNING, Level.LEFT_OUT}
-        assert [each for each in found if each.level not in fine] == []
 
 
 SAID = {
@@ -408,8 +369,3 @@ def test_a_percent_sign_of_a_statement_without_parameters_is_shown_as_it_is_sent
     found = explanation(processor(lambda: rows))
     assert found.read is not None
     assert "LIKE 'a%'" in found.read
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)

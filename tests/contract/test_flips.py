@@ -75,16 +75,6 @@ def test_one_row_that_stays_pending_costs_the_others_nothing() -> None:
     assert sent() == [0, 2, 3]
 
 
-def test_rows_that_all_stay_pending_end_the_run_at_the_second() -> None:
-    parcels(50)
-    calls: list[int] = []
-    report = in_batches(lambda row: calls.append(row.priority), done=None)()
-    assert_run(report, failed=2, stopped="failures")
-    # One by one, since only after each it can be asked; and the second anywhere.
-    assert len(calls) == len(set(calls)) == 2
-    assert calls[0] == 0
-
-
 class Vector(list[int]):
     """Compares element by element, as numpy's arrays do, and is as shy of repr()."""
 
@@ -140,13 +130,6 @@ def test_values_are_not_compared(make: Any, texts: list[str], size: int) -> None
     assert_run(report, processed=3)
     assert sorted(calls) == [0, 1, 2]
     assert list(Parcel.objects.order_by("priority").values_list("note", flat=True)) == texts
-
-
-def test_an_unhashable_callable_is_called_for_each_row() -> None:
-    parcels(4)
-    report = in_batches(lambda row: None, done={"sent": True, "note": Stamp(7)}, batch_size=2)()
-    assert_run(report, processed=4)
-    assert set(Parcel.objects.values_list("note", flat=True)) == {"stamp 7"}
 
 
 if connection.vendor != "mysql":  # whose triggers cannot drop an update
@@ -256,16 +239,6 @@ def test_at_most_once_ends_before_a_row_that_its_mark_leaves_pending(size: int, 
     assert calls == [0, 1, 2]
     marked = Errand.objects.filter(**{column: True}).order_by("place")
     assert list(marked.values_list("place", flat=True)) == [0, 1, 2]
-
-
-def test_at_most_once_leaves_in_doubt_what_its_flip_puts_back() -> None:
-    the.errands(5)
-    pending = Errand.objects.filter(Q(claimed=False) | Q(place=2, done=True))
-    report = the.at_most_once(the.ignore, pending=pending)()
-    assert_run(report, processed=4, failed=1)
-    assert failed_places(report) == [2]
-    stays = Errand.objects.get(place=2)
-    assert (stays.claimed, stays.done) == (True, False)
 
 
 def each_costs(make: Any, **options: Any) -> float:

@@ -19,8 +19,7 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease
 from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
-from dcl_processor.testing import hold_lock
-from tests.contract.support.errands import ignore, retry
+from tests.contract.support.errands import ignore, raising, retry
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, keys, rows_of
 from tests.contract.support.parcels import processor
@@ -97,11 +96,7 @@ def test_without_an_order_a_row_that_fails_is_passed(delivery: str) -> None:
 def test_in_order_a_row_that_waits_for_its_retry_holds_its_key(delivery: str) -> None:
     one, _ = rows_of(1, 1)
     options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
-
-    def fail(_: Errand) -> None:
-        raise ValueError
-
-    processor = in_order(delivery, fail, **options)
+    processor = in_order(delivery, raising(ValueError()), **options)
     assert_run(processor(), failed=1, to_retry=1, held=1)
     assert_run(processor(), held=1)
     Errand.objects.filter(pk=one.pk).update(next_attempt_at=None)
@@ -197,16 +192,6 @@ def test_a_key_whose_rows_arrived_during_the_run_is_left_to_the_next_one() -> No
     assert_run(digest(), processed=1)
     assert len(digest.calls) == 1
     assert_run(digest(), processed=1)
-
-
-def test_locked_rows_of_a_key_that_was_called_for_wait_for_the_next_run() -> None:
-    one, two = rows_of(1, 1)
-    digest = Digest()
-    if HAS_ROW_LOCKS:
-        with hold_lock(one):
-            assert_run(digest(), processed=1, skipped=1)
-        assert digest.calls == [[two.pk]]
-    assert_run(digest(), processed=1 if HAS_ROW_LOCKS else 2)
 
 
 def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:

@@ -15,11 +15,11 @@ from dcl_processor import BatchProcessor, Lease, Report, batch_processor
 from dcl_processor.engine import key_claim
 from dcl_processor.engine import marking as marking_of_rows
 from dcl_processor.engine.run import Run
-from dcl_processor.exceptions import TooManyPending, Unsupported
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.contract.support import errands as the
-from tests.contract.support.groups import grouped, rows_of
-from tests.contract.support.marking import marking
+from tests.contract.support.groups import rows_of
+from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import at_update
@@ -34,18 +34,12 @@ pytestmark = [
 NAME = "shop.grouped"
 
 
-def left_by_a_dead_worker(place: int) -> Errand:
-    ago = timezone.now() - timedelta(days=1)
-    mark = {"claimed": True, "result": "dead", "claimed_at": ago, "leased_until": ago}
-    return Errand.objects.create(place=place, attempts=1, **mark)
-
-
 def keyed(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
     return marking(handler, **{"group_by": "place", "name": NAME, **options})
 
 
 def test_the_mark_of_a_dead_worker_goes_with_its_lease() -> None:
-    dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
+    dead, sibling = left_by_a_dead_worker(place=1), rows_of(1)[-1]
     assert_run(keyed()(filter=the.only(sibling)), processed=1)
     dead.refresh_from_db()
     assert (dead.claimed, dead.result, dead.claimed_at) == (False, "", None)
@@ -79,7 +73,7 @@ def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
     size: int, is_verified: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key is locked, and the lapsed row is among the wanted ones: then its lease is renewed."""
-    dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
+    dead, sibling = left_by_a_dead_worker(place=1), rows_of(1)[-1]
     renewed: list[int] = []
 
     def renew(wanted: Any) -> None:
@@ -173,7 +167,7 @@ def test_rows_that_are_handled_together_are_not_handed_out_by_key() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 10])
 def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size: int) -> None:
-    dead, fresh = left_by_a_dead_worker(1), rows_of(1, 2)[1:]
+    dead, fresh = left_by_a_dead_worker(place=1), rows_of(1, 2)[1:]
     calls: list[Any] = []
     processor = keyed(
         process_batch=lambda rows: calls.append(sorted(row.pk for row in rows)),
@@ -192,7 +186,7 @@ def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
     attempts: int,
 ) -> None:
     """A row without attempts left gets its dead letter, which is a function."""
-    dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
+    dead, sibling = left_by_a_dead_worker(place=1), rows_of(1)[-1]
     Errand.objects.filter(pk=dead.pk).update(attempts=attempts)
     seen: list[int] = []
     processor = keyed(
@@ -212,20 +206,11 @@ def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
         assert (dead.done, seen) == (True, [dead.pk])
 
 
-def test_a_backlog_that_is_too_large_is_refused() -> None:
-    rows_of(1, 1, 2, 3)
-    processor = grouped("transactional", the.ignore, max_pending=3)
-    with pytest.raises(TooManyPending, match="got 4"):
-        processor()
-    assert not Errand.objects.filter(done=True).exists()
-    assert_run(processor(limit=10), processed=4)
-
-
 @pytest.mark.parametrize(("most", "size"), [(1, 2), (2, 3)])
 def test_a_lapsed_row_that_is_not_wanted_any_more_cannot_be_renewed(most: int, size: int) -> None:
     """It was among the wanted rows, of which the key has room for fewer."""
     fresh = rows_of(*[1] * most)
-    dead = left_by_a_dead_worker(1)
+    dead = left_by_a_dead_worker(place=1)
     renewed: list[int] = []
 
     def handle(row: Errand) -> None:

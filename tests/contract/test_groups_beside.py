@@ -10,11 +10,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
-from dcl_processor import Lease
-from dcl_processor.candidates.question import ask
-from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
-from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
 from dcl_processor.locking import key_lock
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
@@ -78,31 +74,6 @@ def test_a_row_that_is_moved_to_another_key_while_in_flight_counts_in_the_new_on
         assert report.held_keys == (2,)
     _, handled = run_beside(grouped, delivery)
     assert handled == [new.pk]
-
-
-@pytest.mark.parametrize("make", [grouped, in_order])
-def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(make: Make) -> None:
-    """Its worker may be alive and late: it must not renew a lease of a key that has another."""
-    one, two = rows_of(1, 1)
-    token = timezone.now() - timedelta(seconds=5)
-    Errand.objects.filter(pk=one.pk).update(leased_until=token)
-    late = Heartbeat(Lease(60), "late")
-    late._tokens[one.pk] = [token]
-    question = ask(Errand.objects.all(), label="late")
-    renewed: list[set[Any]] = []
-
-    def handler(row: Errand) -> None:
-        if row.pk == two.pk:
-            new = timezone.now() + timedelta(seconds=60)
-            renewed.append(elsewhere(lambda: late._prolong(question, [one.pk], new)))
-            live = Errand.objects.filter(leased_until__gt=DatabaseNow(), place=1)
-            assert live.count() == 1
-
-    if make is in_order:
-        assert make("at_least_once", handler)().processed == 2
-    else:
-        assert make("at_least_once", handler)(filter=only(two)).processed == 1
-    assert renewed == [set()]
 
 
 @pytest.mark.parametrize("make", [grouped, in_order])

@@ -22,7 +22,6 @@ from tests.contract.support.groups import (
     MAKERS,
     SHORT_CLAIMS,
     Make,
-    after_first,
     at_work,
     each_at_work,
     grouped,
@@ -34,6 +33,7 @@ from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, uncommitted
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = [
@@ -49,43 +49,6 @@ def is_key_lock(sql: str) -> bool:
 
 def is_row_lock(sql: str) -> bool:
     return " FOR NO KEY UPDATE" in sql
-
-
-@each_at_work
-@pytest.mark.parametrize("make", [grouped, in_order])
-def test_a_row_claimed_just_before_the_key_is_locked_is_seen(delivery: str, make: Make) -> None:
-    """The look at the siblings comes after the lock, in a statement of its own."""
-    one, _ = rows_of(1, 1)
-    started: list[Any] = []
-
-    def claim_the_first() -> None:
-        work = at_work(make, delivery, filter=only(one))
-        started.extend([work, work.__enter__()])
-
-    try:
-        with before_statement(is_key_lock, claim_the_first):
-            report, handled = run_beside(make, delivery)
-        assert handled == []
-        assert report.held > 0
-    finally:
-        started[0].__exit__(None, None, None)
-
-
-@each_at_work
-@pytest.mark.parametrize("make", [grouped, in_order])
-def test_a_key_that_is_locked_and_not_looked_at_yet_is_busy(delivery: str, make: Make) -> None:
-    rows_of(1, 1)
-    reports: list[tuple[Report, list[int]]] = []
-
-    def run_another() -> None:
-        reports.append(elsewhere(lambda: run_beside(make, delivery)))
-
-    with before_statement(after_first(is_key_lock), run_another):
-        report, handled = run_beside(make, delivery)
-    assert_run(report, processed=2)
-    assert len(handled) == 2
-    assert_run(reports[0][0], held=2)
-    assert reports[0][1] == []
 
 
 @each_at_work
@@ -191,16 +154,14 @@ def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
     """For PostgreSQL, ``char(50)`` ignores blanks at the end."""
     column = "ALTER TABLE tests_errand ALTER COLUMN result TYPE"
     rows_of(1)
-    with connection.cursor() as cursor:
-        cursor.execute(f"{column} char(50)")
+    execute(f"{column} char(50)")
     try:
         keyed = grouped("transactional", ignore, group_by="result")
         for act in (keyed.run, keyed.dry_run):
             with pytest.raises(Unsupported, match="one spelling, got a column of type bpchar"):
                 act()
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"{column} varchar(50)")
+        execute(f"{column} varchar(50)")
 
 
 @pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from threading import Event
@@ -15,17 +13,16 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Lease, batch_processor
+from dcl_processor import Lease, batch_processor
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
-from dcl_processor.candidates.question import ask
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.findings import Finding, Level
 from dcl_processor.insights.row import show
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
-from tests.contract.support.errands import PENDING, elsewhere, ignore, retry
+from tests.contract.support.errands import elsewhere, ignore
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
@@ -66,8 +63,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def fail(row: Any) -> None:
-    raise ValueError(row.pk)
+fail = the.raising(ValueError("no such place"))
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -88,25 +84,6 @@ def test_each_row_of_a_key_whose_rows_are_given_up_is_read_few_times(read: list[
     report = in_order("transactional", fail, failed={"dead": True}, max_consecutive_failures=0)()
     assert_run(report, failed=300)
     assert sum(read) <= 5 * 300
-
-
-def test_a_key_that_is_held_by_its_head_is_read_once_again(read: list[int]) -> None:
-    rows_of(*[1] * 300)
-    assert_run(in_order("transactional", fail)(), failed=1, held=299)
-    # Its rows, the head, and the key for the report; and the keys.
-    assert read == [1, 100, 1, 1]
-
-
-def test_a_row_that_failed_and_waits_is_not_forgotten() -> None:
-    """It may be due again before the run ends, and is tried once in a run."""
-    finished, waits = rows_of(1, 1)
-    Errand.objects.filter(pk=finished.pk).update(done=True)
-    later = timezone.now() + timedelta(hours=1)
-    Errand.objects.filter(pk=waits.pk).update(next_attempt_at=later)
-    keyed = grouped("transactional", ignore, retry=retry())
-    question = ask(keyed.pending, label="keyed", due=keyed._due)
-    assert not question.queryset.exists()
-    assert reads.unfinished(question, {finished.pk, waits.pk}) == {waits.pk}
 
 
 def tagged(number: int, **columns: Any) -> QuerySet[Parcel]:
@@ -144,19 +121,6 @@ def test_only_keys_with_held_rows_are_named() -> None:
 
 if HAS_GATE:
 
-    class Whole(BatchProcessor[Errand]):
-        """Gets the rows of a key together."""
-
-        group_by = "place"
-        batch_size = 2
-        done = {"done": True}
-
-        def pending(self) -> QuerySet[Errand]:
-            return PENDING.all()
-
-        def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> None:
-            pass
-
     class NoWait(Event):
         """A stop that no run waits for."""
 
@@ -166,12 +130,14 @@ if HAS_GATE:
     def test_a_key_whose_first_rows_are_finished_is_called_for_the_others() -> None:
         """Interleaving: the key is read; another session finishes two rows; the key is locked."""
         finished = keys(rows_of(1, 1, 1))[:2]
+        options: dict[str, Any] = {"process_batch": lambda rows: None, "batch_size": 2}
+        whole = grouped("transactional", ignore, **options)
 
         def finish() -> None:
             elsewhere(lambda: Errand.objects.filter(pk__in=finished).update(done=True))
 
         with before_statement(lambda sql: "pg_try_advisory_xact_lock" in sql, finish):
-            report = Whole()(wait_for_locked=30, stop=NoWait())
+            report = whole(wait_for_locked=30, stop=NoWait())
         assert_run(report, processed=1, stale=2)
 
 
@@ -202,18 +168,6 @@ if HAS_ROW_LOCKS:
             report, _ = run_beside(make, delivery)
         assert_run(report, processed=processed, skipped=1, held=1 - processed)
         assert report.held_keys == (() if processed else (1,))
-
-    def test_locked_rows_of_many_keys_are_each_skipped_once(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The run looks them up several times, because there are more than a window."""
-        monkeypatch.setattr("dcl_processor.candidates.scan.WINDOW", 2)
-        rows = rows_of(*range(7))
-        with ExitStack() as locks:
-            for row in rows:
-                locks.enter_context(hold_lock(row))
-            report, _ = run_beside(in_order, "transactional")
-        assert_run(report, skipped=7)
 
 
 def test_rows_of_a_batch_that_was_rolled_back_are_counted_once() -> None:
@@ -340,14 +294,6 @@ def test_the_doctor_names_a_head_without_attempts_left() -> None:
     assert held_keys(processor)[0].level is Level.OK
     # Without in_order the other rows pass it.
     assert held_keys(grouped("transactional", the.ignore, retry=the.retry())) == []
-
-
-def test_the_doctor_masks_a_key() -> None:
-    rows = rows_of(1)
-    long_ago = timezone.now() - timedelta(days=1)
-    Errand.objects.filter(pk=rows[0].pk).update(code="token=abc", claimed=True, claimed_at=long_ago)
-    (found,) = held_keys(grouped("at_most_once", the.ignore, group_by="code"))
-    assert found.what.startswith("key token=*** is held by ")
 
 
 def test_a_row_without_a_key_is_alone() -> None:

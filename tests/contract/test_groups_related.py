@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from threading import Event
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from django.db import connection, transaction
 from django.db.backends.base.features import BaseDatabaseFeatures
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
 from dcl_processor.exceptions import InvalidOption, Unsupported
@@ -21,7 +19,7 @@ from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
-from tests.contract.support.groups import after_first, grouped, keys, rows_of
+from tests.contract.support.groups import after_first, grouped, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
@@ -82,8 +80,7 @@ def at_work(delivery: str, **options: Any) -> Iterator[None]:
 
 def run_beside(delivery: str, *, order: bool = False, **run: Any) -> tuple[Report, list[int]]:
     handled: list[int] = []
-    options = {"in_order": order, "max_per_group": run.pop("most", None)}
-    worker = by_depot(delivery, lambda row: handled.append(row.pk), **options)
+    worker = by_depot(delivery, lambda row: handled.append(row.pk), in_order=order)
     return worker(**{"wait_for_locked": 0, **run}), handled
 
 
@@ -110,43 +107,6 @@ def test_no_sibling_of_a_row_at_work_is_handled(delivery: str, order: bool) -> N
         assert_run(report, processed=1, held=1)
         assert report.held_keys == (depots[0].pk,)
     assert run_beside(delivery, order=order)[1] == [two.pk]
-
-
-@each
-def test_as_many_rows_of_a_key_are_in_flight_as_may_be(delivery: str) -> None:
-    _, rows = parcels_of(0, 0, 0, 1)
-    with (
-        at_work(delivery, row=rows[0], max_per_group=2),
-        at_work(delivery, row=rows[1], max_per_group=2),
-    ):
-        assert run_beside(delivery, most=2)[1] == [rows[3].pk]
-    assert run_beside(delivery, most=2)[1] == [rows[2].pk]
-
-
-@each
-def test_an_earlier_row_that_is_committed_late_waits_for_the_row_at_work(delivery: str) -> None:
-    depots, (two, three) = parcels_of(0, 0)
-    with at_work(delivery, row=two, in_order=True):
-        late = Parcel.objects.create(pk=two.pk - 1, depot=depots[0])
-        assert run_beside(delivery, order=True)[1] == []
-    assert run_beside(delivery, order=True)[1] == [late.pk, three.pk]
-
-
-@both
-def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(order: bool) -> None:
-    _, (one, two) = parcels_of(0, 0)
-    token = timezone.now() - timedelta(seconds=5)
-    Parcel.objects.filter(pk=one.pk).update(leased_until=token)
-    if order:
-        assert run_beside("at_least_once", order=True)[1] == keys_of(one, two)
-        return
-    assert run_beside("at_least_once", filter=only(two))[1] == [two.pk]
-    one.refresh_from_db()
-    assert one.leased_until == Lease(60).taken_away
-
-
-def keys_of(*rows: Parcel) -> list[int]:
-    return keys(rows)  # type: ignore[arg-type]  # rows of another model have keys, too
 
 
 def rides_of(relation: str) -> tuple[list[Any], list[Ride]]:
@@ -201,21 +161,6 @@ if HAS_ROW_LOCKS:
 
     @each
     @both
-    def test_a_row_that_was_claimed_and_settled_before_the_key_is_locked_is_stale(
-        delivery: str, order: bool
-    ) -> None:
-        _, (one, two) = parcels_of(0, 0)
-
-        def handle_the_first() -> None:
-            assert elsewhere(lambda: run_beside(delivery, filter=only(one)))[1] == [one.pk]
-
-        with before_statement(is_key_lock, handle_the_first):
-            report, handled = run_beside(delivery, order=order, wait_for_locked=30)
-        assert handled == [two.pk]
-        assert_run(report, processed=1, stale=1)
-
-    @each
-    @both
     def test_a_key_that_is_locked_and_not_looked_at_yet_is_busy(delivery: str, order: bool) -> None:
         parcels_of(0, 0)
         reports: list[tuple[Report, list[int]]] = []
@@ -238,23 +183,6 @@ if HAS_ROW_LOCKS:
             assert handled == [two.pk]
             assert_run(report, processed=1, held=1)
         assert run_beside(delivery)[1] == [one.pk]
-
-    @each
-    def test_a_row_that_was_moved_to_another_key_is_not_handled(delivery: str) -> None:
-        depots, (moved, other) = parcels_of(0, 1)
-
-        def move() -> None:
-            elsewhere(lambda: Parcel.objects.filter(pk=moved.pk).update(depot=depots[1]))
-
-        def is_row_lock(sql: str) -> bool:
-            return "tests_parcel" in sql and " FOR " in sql
-
-        with at_work(delivery, row=other):
-            with before_statement(is_row_lock, move):
-                report, handled = run_beside(delivery)
-            assert handled == []
-            assert report.stale == 1
-        assert run_beside(delivery)[1] == [moved.pk]
 
     @each
     @both

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Snooze
+from dcl_processor import Lease, Snooze
 from dcl_processor.engine import recovery
 from dcl_processor.engine.settlement import Claimed
 from dcl_processor.exceptions import HandlerTimeout, InsideTransaction, InvalidOption, Unsupported
@@ -206,15 +206,6 @@ def test_a_handler_that_goes_on_is_interrupted_again(monkeypatch: pytest.MonkeyP
     assert len(interrupts) == 3
 
 
-@pytest.mark.usefixtures("only_who_hangs")
-@the.all_deliveries
-def test_nothing_is_raised_after_a_handler_has_returned(make: the.Make) -> None:
-    """The limit ends while rows are claimed and settled; each of 200 calls is short."""
-    the.errands(200)
-    report = make(the.ignore, handler_timeout=0.05)()
-    assert_run(report, processed=200)
-
-
 def test_an_interrupt_on_its_way_when_the_handler_returns_hits_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -335,26 +326,6 @@ def test_a_transaction_that_was_interrupted_as_it_began_is_not_taken_for_an_open
     assert Errand.objects.count() == 3
 
 
-@pytest.mark.usefixtures("only_who_hangs")
-def test_i7_a_block_that_was_interrupted_as_it_began_costs_the_next_row_nothing() -> None:
-    """As above, in the transaction that has the rows' locks."""
-    parcels(2)
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        if row.priority == 0:
-            own: Any = connection
-            own.savepoint_ids.append("half")
-            own.atomic_blocks.append(transaction.Atomic("default", True, False))
-            hang()
-
-    report = in_batches(handle, batch_size=1, handler_timeout=SOON)()
-    assert_run(report, processed=1, failed=1)
-    assert isinstance(report.failures[0].error, HandlerTimeout)
-    assert sent() == worked() == [1]
-    assert (connection.savepoint_ids, connection.atomic_blocks) == ([], [])
-
-
 if POSTGRESQL:
 
     def is_asleep(session: int) -> bool:
@@ -401,42 +372,18 @@ if POSTGRESQL:
         until(lambda: not is_asleep(sessions[0]))
         assert connections["other"].connection is None
 
-    @pytest.mark.usefixtures("only_who_hangs")
-    def test_the_rows_own_session_is_replaced_if_it_was_at_a_statement() -> None:
-        parcels(3)
-
-        def handle(row: Parcel) -> None:
-            note(row)
-            if row.priority == 1:
-                with connection.cursor() as cursor, hanging():
-                    cursor.execute(f"SELECT pg_sleep({the.PATIENCE})")
-
-        report = in_batches(handle, handler_timeout=SOON)()
-        assert_run(report, processed=2, failed=1)
-        assert isinstance(report.failures[0].error, HandlerTimeout)
-        assert sent() == worked() == [0, 2]
-
 
 def test_each_call_of_process_batch_is_limited() -> None:
     the.errands(3)
     sizes: list[int] = []
 
-    class Together(BatchProcessor[Errand]):
-        delivery = Delivery.AT_LEAST_ONCE
-        lease = Lease(60)
-        batch_size = 3
-        done = {"done": True}
-        handler_timeout = SOON
+    def handle(rows: list[Errand]) -> None:
+        sizes.append(len(rows))
+        if any(row.place == 1 for row in rows):
+            hang()
 
-        def pending(self) -> Any:
-            return the.PENDING
-
-        def process_batch(self, rows: Any, /, *_: Any, **__: Any) -> None:
-            sizes.append(len(rows))
-            if any(row.place == 1 for row in rows):
-                hang()
-
-    report = Together().run()
+    options = {"process_batch": handle, "batch_size": 3, "handler_timeout": SOON}
+    report = the.at_least_once(the.ignore, **options)()
     assert_run(report, processed=2, failed=1)
     assert sizes == [3, 1, 1, 1]
     assert isinstance(report.failures[0].error, HandlerTimeout)
@@ -540,27 +487,6 @@ def test_a_later_holder_of_the_row_in_this_process_renews_its_lease(
         calls.end(call)
 
 
-@pytest.mark.usefixtures("only_who_hangs")
-@the.each_delivery
-def test_an_interrupt_ends_a_run_that_the_handler_has_started(make: the.Make) -> None:
-    """No row of the inner run pays for it: it is untouched, and may be handled again."""
-    the.errands(1)
-    inner_rows = parcels(3)
-    inner_calls: list[int] = []
-
-    def hang_inside(row: Parcel) -> None:
-        inner_calls.append(row.priority)
-        hang()
-
-    inner = in_batches(hang_inside, batch_size=1)
-    report = make(lambda _: inner(), handler_timeout=SOON)()
-    assert_run(report, failed=1)
-    assert isinstance(report.failures[0].error, HandlerTimeout)
-    assert inner_calls == [0]
-    assert Parcel.objects.filter(sent=False).count() == len(inner_rows)
-    assert calls.under_way() == []
-
-
 def test_a_transaction_on_another_alias_is_not_lost() -> None:
     the.errands(1)
     run = the.transactional(hang_first, handler_timeout=SOON)
@@ -652,20 +578,6 @@ def test_a_program_keeps_its_own_handler_of_the_signal() -> None:
         signal.signal(wakes, before)
     assert_run(report, processed=1, failed=1)
     assert seen == [own, own]
-
-
-def test_ctrl_c_in_the_handler_ends_the_run_also_after_the_interrupt() -> None:
-    the.errands(2)
-
-    def handle(_: Errand) -> None:
-        try:
-            hang()
-        except HandlerCancelled:
-            raise KeyboardInterrupt from None
-
-    with pytest.raises(KeyboardInterrupt):
-        the.at_least_once(handle, handler_timeout=SOON)()
-    assert not Errand.objects.filter(done=True).exists()
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.01, 86_401, float("nan"), "5", True])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import F, Func, IntegerField
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -21,13 +21,9 @@ from dcl_processor.insights.status import NUMBERS, status
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected
 from tests.contract.support.temporary import temporary
-from tests.models import Errand, Parcel, Scan, Seat, Truck
+from tests.models import Errand, Seat, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def fails(row: Any) -> None:
-    raise ValueError("no such place")
 
 
 def ago(**duration: float) -> datetime:
@@ -178,18 +174,6 @@ if connection.vendor == "postgresql":
         assert 3 < seen < 100
 
 
-def test_a_row_that_matches_twice_counts_once() -> None:
-    asked = Parcel.objects.filter(scans__ok=True).order_by("-weight")
-
-    @batch_processor(pending=asked, done={"sent": True})
-    def check(parcel: Parcel) -> None: ...
-
-    parcel = Parcel.objects.create()
-    Scan.objects.bulk_create(Scan(parcel=parcel) for _ in range(3))
-    found = ask(check)
-    assert (found["pending"].value, found["due"].value) == (1, 1)
-
-
 class Slow(Func):
     """A condition that takes longer than any limit of a test."""
 
@@ -299,25 +283,6 @@ def test_an_error_of_the_users_code_is_the_reason() -> None:
     assert found.keys() == NUMBERS.keys()
 
 
-def test_a_database_that_is_down_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-    wrapper: Any = connections["other"]
-    wrapper.close()
-
-    def connect() -> None:
-        tried.append("other")
-        raise wrapper.Database.OperationalError("nothing listens there")
-
-    monkeypatch.setattr(wrapper, "connect", connect)
-    down: dict[str, str] = {}
-    found = ask(the.transactional(the.ignore), using="other", down=down)
-    assert {answer.how for answer in found.values()} == {How.UNKNOWN}
-    assert list(down) == ["other"]
-    number = len(tried)
-    assert ask(the.transactional(the.ignore), using="other", down=down)["due"].why
-    assert len(tried) == number
-
-
 def test_a_status_writes_nothing_and_each_question_is_one_statement(
     django_assert_max_num_queries: Callable[..., Any],
 ) -> None:
@@ -348,7 +313,8 @@ FAILURES: dict[str, dict[str, Any]] = {
 def test_a_row_that_a_person_has_settled_is_no_longer_given_up(options: dict[str, Any]) -> None:
     """To put it back would repeat its work."""
     the.errands(3)
-    run = the.transactional(fails, retry=the.retry(max_attempts=1), **options)
+    fail = the.raising(ValueError("no such place"))
+    run = the.transactional(fail, retry=the.retry(max_attempts=1), **options)
     assert run().failed == 3
     assert answers(run)["given_up"] == 3
     settled_by_hand()

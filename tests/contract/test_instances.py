@@ -17,6 +17,7 @@ from tests.contract.support import core
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.contract.support.wanted import corrupt, refuse_to_load
 from tests.instances.models import Job, MailJob, PrintJob, Secret
 from tests.kinds import models as kinds
@@ -141,8 +142,7 @@ def test_i15_attempts_are_not_read_from_an_instance_that_is_an_older_one(
 
 
 def broken() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT no_such_column FROM tests_errand")
+    execute("SELECT no_such_column FROM tests_errand")
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -171,30 +171,3 @@ def test_i13_a_claim_that_is_refused_for_all_rows_ends_the_run_and_costs_no_atte
     with pytest.raises(DatabaseError):
         make(the.ignore, pending=asked, retry=the.retry())()
     assert {*Errand.objects.values_list("attempts", "done")} == {(0, False)}
-
-
-@pytest.mark.parametrize("makes", ["fewer", "none"])
-def test_rows_that_the_queryset_drops_are_put_back(makes: str, monkeypatch: Any) -> None:
-    """A queryset may make fewer instances than there are rows: their claims must not stay."""
-    rows = [Secret.objects.create() for _ in range(5)]
-    fetch = type(Secret.objects.all())._fetch_all
-    dropped = {row.pk for row in rows[2:]} if makes == "none" else {rows[3].pk}
-
-    def drop(queryset: Any) -> None:
-        fetch(queryset)
-        queryset._result_cache = [
-            row for row in queryset._result_cache if getattr(row, "pk", None) not in dropped
-        ]
-
-    monkeypatch.setattr(type(Secret.objects.all()), "_fetch_all", drop)
-    handled: list[Any] = []
-    secrets = Secret.objects.filter(done=False, claimed=False)
-    run = processor(secrets, handled, 1, **OPTIONS["lease"])
-    # A row that was not handed out looks like one that is locked, where rows are locked.
-    lost = "skipped" if connection.features.has_select_for_update else "stale"
-    expected: Any = {"processed": 5 - len(dropped), lost: len(dropped)}
-    assert_run(run(wait_for_locked=0), **expected)
-    monkeypatch.undo()
-    left = Secret.objects.filter(done=False)
-    assert {row.pk for row in left} == dropped
-    assert {(row.leased_until, row.attempts) for row in left} == {(None, 0)}

@@ -25,9 +25,8 @@ from dcl_processor.engine.session import in_one_message
 from dcl_processor.engine.settlement import COMMIT
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import execute
-from dcl_processor.interrupts import Interruption, wait_for_next
+from dcl_processor.interrupts import wait_for_next
 from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.signals import row_finished
 from tests import seams
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
@@ -249,34 +248,6 @@ def test_i10_an_interrupt_after_a_row_is_reported_as_it_left_the_rows(
             return
 
 
-@contextmanager
-def interrupted_on_the_way(at: int) -> Iterator[list[int]]:
-    """Raise as Ctrl-C does, ``at`` calls and returns after the first handler is started.
-
-    The last point is the wait for the handlers, which is reached if the list is not empty then.
-    """
-    events, waiting, is_begun = 0, list[int](), False
-
-    def profile(frame: FrameType, event: str, called: Any) -> None:
-        nonlocal events, is_begun
-        is_begun = is_begun or frame.f_code is START
-        if not is_begun:
-            return
-        if event == "c_call" and frame.f_code is WAIT and called.__name__ == "get":
-            waiting.append(events)
-        elif event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
-            return
-        events += 1
-        # What is raised while an abandoned generator is closed is lost.
-        is_lost = frame.f_code.co_flags & inspect.CO_GENERATOR
-        if waiting or (events > at and not is_lost):
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    with profiled(profile):
-        yield waiting
-
-
 def end_unused_coroutines() -> None:
     """End the calls that an interrupt has left before they were sent to the loop."""
     for each in gc.get_objects():
@@ -306,46 +277,6 @@ def test_i10_an_interrupt_before_the_thread_of_the_event_loop_starts_ends_the_ru
     assert all(the.state(row)["attempts"] == 0 for row in rows)
 
 
-# Of coroutines that an interrupt has left before they were used.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
-def test_i10_an_interrupt_while_handlers_on_an_event_loop_start_settles_what_ends(
-    kind: str,
-) -> None:
-    """Of three rows two may start; the first handler sees its work through when it is cancelled."""
-    make, options = PROCESSORS[kind]
-    handled: list[Any] = []
-
-    async def handle(row: Errand) -> None:
-        handled.append(row.pk)
-        try:
-            await asyncio.sleep(the.PATIENCE)
-        except asyncio.CancelledError:
-            if row.place:
-                raise
-
-    for at in points(f"handlers start, {kind}", of=4):
-        Errand.objects.all().delete()
-        handled.clear()
-        rows = the.errands(3)
-        report: Any = None
-        try:
-            with interrupted_on_the_way(at) as waiting:
-                make(handle, batch_size=3, **options)(concurrency=2)
-        except KeyboardInterrupt as error:
-            report = error.report  # type: ignore[attr-defined]  # as documented
-        done = [row.pk for row in rows if the.state(row)["done"]]
-        assert done == handled[:1], at
-        assert (report.processed, report.failed, report.lease_lost) == (len(done), 0, 0), at
-        # A row whose handler was about to be called may be in doubt, but under a lease it is free.
-        assert the.untouched(rows[2]), at
-        assert kind != "lease" or all(the.untouched(row) for row in rows if row.pk not in done), at
-        if waiting:
-            assert at > 30
-            end_unused_coroutines()
-            return
-
-
 #: Where the outcome of an asynchronous handler is taken on its way to the settlement.
 ON_THE_WAY = tuple(
     f"{PACKAGE}/{name}.py"
@@ -360,28 +291,23 @@ ON_THE_WAY = tuple(
 )
 
 
-@contextmanager
-def interrupted_at_step(at: int) -> Iterator[None]:
-    """Raise as Ctrl-C does, ``at`` calls, or returns from C, after the first handler is started.
+def from_start_to_settlement() -> Callable[[FrameType, str], bool | None]:
+    """Say of each call, and return from C, that it is a point, once a handler is started.
 
     CPython looks for signals when a call of a C function has returned, so that what the function
     returned is lost.
     """
-    steps, is_begun = 0, False
+    is_begun = False
 
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal steps, is_begun
-        is_begun = is_begun or frame.f_code is START
-        if frame.f_code is CLOSE:  # all is settled
-            sys.setprofile(None)
-        elif is_begun and event in ("call", "c_return") and frame.f_code.co_filename in ON_THE_WAY:
-            steps += 1
-            if steps > at and not frame.f_code.co_flags & inspect.CO_GENERATOR:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
+    def say(frame: FrameType, event: str) -> bool | None:
+        nonlocal is_begun
+        code = frame.f_code
+        is_begun = is_begun or code is START
+        is_step = event in ("call", "c_return") and code.co_filename in ON_THE_WAY
+        is_lost = bool(code.co_flags & inspect.CO_GENERATOR)
+        return None if code is CLOSE else is_begun and is_step and not is_lost
 
-    with profiled(profile):
-        yield
+    return say
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -399,7 +325,7 @@ def test_i10_an_interrupt_loses_no_outcome_of_a_handler_on_an_event_loop(kind: s
         handled.clear()
         rows = the.errands(2)
         try:
-            with interrupted_at_step(at):
+            with interrupted(at, from_start_to_settlement()):
                 make(handle, batch_size=2, **options)(concurrency=2)
         except KeyboardInterrupt as error:
             report: Any = error.report  # type: ignore[attr-defined]  # as documented
@@ -531,30 +457,3 @@ def test_failures_in_a_row_are_counted_across_batches_and_a_success_ends_the_cou
 
     report = in_batches(handle, max_consecutive_failures=4, batch_size=2)()
     assert_run(report, processed=3, failed=8, stopped="failures")
-
-
-@pytest.mark.parametrize("concurrency", [1, 2])
-@the.each_delivery
-def test_an_interrupted_run_reports_the_rows_of_its_last_batch_that_were_settled(
-    make: the.Make, concurrency: int
-) -> None:
-    rows = the.errands(5)
-    told: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        if row.place == 2:
-            raise Interruption
-
-    def listen(pk: Any, **_: Any) -> None:
-        told.append(pk)
-
-    row_finished.connect(listen)
-    try:
-        with pytest.raises(Interruption) as interrupted:
-            make(handle, batch_size=5)(concurrency=concurrency)
-    finally:
-        row_finished.disconnect(listen)
-    assert [the.state(row)["done"] for row in rows] == [True, True, False, False, False]
-    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
-    assert_run(report, processed=2, stopped="signal")
-    assert told == [row.pk for row in rows[:2]]

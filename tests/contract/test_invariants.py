@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -15,18 +14,16 @@ from django.db import connection, connections
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import Delivery, Report, batch_processor
+from dcl_processor import Report
 from dcl_processor.candidates import scan
 from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
 from tests.contract.support.batches import statements
 from tests.contract.support.clocks import Clock, Waits
-from tests.contract.support.machine import Histories, play
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
-from tests.models import Depot, Letter, Parcel
-from tests.shares import is_whole
+from tests.models import Depot, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -139,21 +136,6 @@ def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
     report = processor(handle)()
     assert_run(report, processed=8)
     assert Parcel.objects.filter(sent=False).count() == 16
-
-
-def test_i6_random_keys_that_keep_arriving_do_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "WINDOW", 4)
-    Letter.objects.bulk_create([Letter() for _ in range(20)])
-    calls: list[Any] = []
-
-    def handle(row: Letter) -> None:
-        calls.append(row.pk)
-        Letter.objects.create()
-
-    pending = Letter.objects.filter(sent=False)
-    report = batch_processor(pending=pending, done={"sent": True})(handle)(timeout=60)
-    assert len(calls) == len(set(calls)) >= 20
-    assert_run(report, processed=len(calls))
 
 
 @pytest.mark.parametrize("strict_order", [False, True])
@@ -309,19 +291,6 @@ if HAS_ROW_LOCKS:
             connections["other"].set_autocommit(True)
         assert_run(report, processed=1, skipped=4)
 
-    def test_a_filter_narrows_both_checks() -> None:
-        """A row that leaves the filter after it was read is not handled."""
-        first, second, third = parcels(3, note="mine")
-        calls: list[int] = []
-
-        def handle(row: Parcel) -> None:
-            calls.append(row.pk)
-            Parcel.objects.using("other").filter(pk=second.pk).update(note="yours")
-
-        report = processor(handle)(filter=Q(note="mine"))
-        assert calls == [first.pk, third.pk]
-        assert_run(report, processed=2, stale=1)
-
 
 def test_a_filter_across_a_relation_narrows_a_run() -> None:
     north, south = Depot.objects.create(name="north"), Depot.objects.create(name="south")
@@ -346,35 +315,3 @@ def test_i5_a_flip_that_is_right_for_one_row_and_wrong_for_another_is_found_out(
 
 
 # --- random histories end as a plain model of them does: I9, and what each delivery promises
-
-
-#: Make it larger to search for longer than a suite has the time for.
-EXAMPLES = int(os.environ.get("HISTORIES", "40" if is_whole() else "15"))
-RANDOM = os.environ.get("CI") != "true"
-
-
-class Leased(Histories):
-    delivery = Delivery.AT_LEAST_ONCE
-
-
-@pytest.mark.parametrize("delivery", list(Delivery), ids=str)
-def test_i9_a_random_history_ends_as_its_model_says(delivery: Delivery) -> None:
-    play(delivery, max_examples=EXAMPLES, derandomize=not RANDOM)
-
-
-@pytest.mark.parametrize("delivery", [Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE], ids=str)
-def test_i9_so_does_one_of_asynchronous_handlers(delivery: Delivery) -> None:
-    play(delivery, is_async=True, max_examples=max(EXAMPLES // 2, 1), derandomize=not RANDOM)
-
-
-def test_a_row_whose_attempts_are_used_up_says_how_many_handlers_were_called() -> None:
-    """The claim that finds that out has counted one more, for which there was no call."""
-    history = Leased()
-    history.rows_are_there()
-    history.run({0: "fail"}, 1)
-    history.time_passes()
-    # The second and last attempt is still at work when a copy takes the row over.
-    history.run_beside_somebody(0, "late", 1)
-    history.the_rows_are_as_in_the_model()
-    assert history.model.rows[0].attempts == 2
-    assert history.model.rows[0].dead

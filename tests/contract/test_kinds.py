@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import time_machine
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, ProgrammingError, connection, transaction
+from django.db import OperationalError, ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
-from django.db.models import CharField, F, Func, Value
+from django.db.models import F, Value
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 from freezegun import freeze_time
 
-from dcl_processor import Delivery, Discard, Lease, Retry, batch_processor
+from dcl_processor import Lease, Retry
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
@@ -37,8 +37,8 @@ from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session, part_locked
-from tests.contract.support.temporary import at_update, temporary
-from tests.models import Caravan, Errand, Vehicle, Watched
+from tests.contract.support.temporary import at_update, execute, temporary
+from tests.models import Errand
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -158,8 +158,7 @@ if HAS_ROW_LOCKS:
 
         def handle(row: Errand) -> None:
             calls.append(row.place)
-            with connection.cursor() as cursor:
-                cursor.execute(setting)
+            execute(setting)
             assert row.place != 1
 
         try:
@@ -243,17 +242,6 @@ if IS_POSTGRESQL:
         assert_run(report, processed=4, failed=1, redone=report.redone)
         assert {*calls} - {2} == {0, 1, 3, 4}
 
-    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_i13_a_first_row_whose_flip_a_trigger_puts_back_ends_no_run(make: the.Make) -> None:
-        the.errands(4)
-        run = make(the.ignore, retry=the.retry())
-        with at_update("NEW.done AND NEW.place = 0", "NEW.done = false"):
-            assert run.dry_run().due == 4
-            report = run()
-        assert_run(report, processed=3, failed=1)
-        assert "or look for a trigger" in str(report.failures[0].error)
-        assert Errand.objects.get(place=0).attempts == 0
-
     @the.each_delivery
     def test_i26_a_mark_that_a_trigger_drops_is_no_lock(make: the.Make) -> None:
         the.errands(3)
@@ -270,21 +258,6 @@ if IS_POSTGRESQL:
         with at_update("NEW.done", archive):
             assert_run(make(the.ignore, batch_size=batch_size)(), processed=4)
         assert not Errand.objects.exists()
-
-    @pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
-    def test_i16_a_failure_is_counted_although_its_time_is_refused(make: the.Make) -> None:
-        the.errands(2)
-        calls: list[int] = []
-        fail = failing(calls)
-        run = make(fail, retry=the.retry(max_attempts=2))
-        with temporary(
-            "ALTER TABLE tests_errand ADD CONSTRAINT tests_now CHECK (next_attempt_at IS NULL)",
-            "ALTER TABLE tests_errand DROP CONSTRAINT tests_now",
-        ):
-            assert_run(run(), processed=1, failed=1, to_retry=1)
-            assert_run(run(), failed=1)
-            assert_run(run())
-        assert calls == [0, 1, 1]
 
     TYPE = "ALTER TABLE tests_errand ALTER leased_until TYPE"
     LATER = "NEW.leased_until = NEW.leased_until + interval '1 hour'"
@@ -372,8 +345,7 @@ if IS_POSTGRESQL:
         the.errands(4)
 
         def handle(row: Errand) -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET {setting}")
+            execute(f"SET {setting}")
 
         try:
             assert_run(make(handle, batch_size=batch_size)(), processed=4)
@@ -416,24 +388,6 @@ if IS_POSTGRESQL:
             assert_run(the.at_least_once(handle, handler_timeout=0.1)(), failed=1)
 
 
-def test_a_row_of_several_tables_that_is_gone_before_its_claim_is_no_failure() -> None:
-    """Its key in the table of a parent is asked for before the lock."""
-    Vehicle.objects.create()
-    rows = [Caravan.objects.create() for _ in range(3)]
-
-    def handle(row: Caravan) -> None:
-        if row.pk == rows[0].pk:
-            rows[1].delete()
-
-    run = batch_processor(
-        name="tests.caravans",
-        pending=lambda: Caravan.objects.filter(inspected=False).order_by("pk"),
-        done={"inspected": True},
-        strict_order=True,
-    )(handle)
-    assert_run(run(), processed=2, stale=1)
-
-
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_i16_a_failure_is_recorded_although_its_values_are_refused(
@@ -463,52 +417,6 @@ def test_i14_a_dead_letter_that_cannot_be_written_costs_a_row_nothing_that_is_ha
     the.errands(2)
     failed = {"dead": True, "place": lambda: float("inf")}
     assert_run(make(the.ignore, failed=failed)(), processed=2)
-
-
-@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-@pytest.mark.parametrize("error", [KeyError("no such place"), Discard("no such place")])
-def test_i16_a_row_that_is_given_up_on_stays_so_although_its_dead_letter_is_refused(
-    make: the.Make, error: Exception
-) -> None:
-    """Its attempts show it, and its error is the one that it was given up on for."""
-    the.errands(1)
-    calls: list[int] = []
-
-    def fail(row: Errand) -> None:
-        calls.append(row.place)
-        raise error
-
-    run = make(fail, retry=the.retry(give_up_on=KeyError), failed={"dead": None})
-    for _ in range(2):
-        run()
-    row = Errand.objects.get()
-    assert (calls, row.attempts, row.last_error) == ([0], 3, f"{type(error).__name__}: {error}")
-
-
-def query_nothing(row: Errand, error: Exception) -> dict[str, Any]:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM tests_no_such_table")
-    return {"dead": True}
-
-
-def give_no_number(row: Errand, error: Exception) -> dict[str, Any]:
-    return {"dead": True, "place": float("inf")}
-
-
-@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-@pytest.mark.parametrize("failed", [query_nothing, give_no_number])
-@pytest.mark.parametrize("error", [ValueError("no such place"), Discard("no such place")])
-def test_i16_a_failure_is_recorded_although_the_function_failed_fails(
-    make: the.Make, error: Exception, failed: Any
-) -> None:
-    the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise error
-
-    make(fail, retry=the.retry(max_attempts=1), get_failed=failed)()
-    row = Errand.objects.get()
-    assert (row.attempts, row.last_error) == (1, f"{type(error).__name__}: {error}")
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
@@ -558,28 +466,6 @@ if SENDS_SEVERAL:
         said = [each for each in caplog.records if "several statements" in each.getMessage()]
         assert len(said) == 1
 
-    def test_i25_a_message_that_fails_costs_a_row_nothing_that_its_claim_has_missed(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """Another session has row 1. The end of its empty transaction goes with the next claim."""
-        rows = the.errands(4)
-        failed: list[int] = []
-
-        def fail_once(cursor: Any, statements: Sequence[Any]) -> Any:
-            if len(statements) > 1 and statements[0].sql == "ROLLBACK" and not failed:
-                failed.append(len(statements))
-                cursor.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
-            return session.in_one_message(cursor, statements)
-
-        seams.replace(monkeypatch, seams.SEND_TOGETHER, fail_once)
-        run = the.transactional(the.ignore, retry=the.retry(), strict_order=True)
-        with part_locked(Errand, rows[1].pk):
-            report = run(wait_for_locked=0)
-        assert len(failed) == 1
-        assert_run(report, processed=3, skipped=1)
-        assert the.state(rows[1])["attempts"] == 0
-
-
 # --- rows that are handled outside a transaction
 
 
@@ -616,39 +502,6 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
-    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_i16_a_failure_is_recorded_although_its_commit_is_refused(make: the.Make) -> None:
-        """As by one of Django's foreign keys, which are deferred."""
-        the.errands(1)
-
-        def fail(row: Errand) -> None:
-            raise ValueError("no such place")
-
-        with temporary(
-            "CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN RAISE foreign_key_violation; END'; CREATE CONSTRAINT TRIGGER tests_refuse "
-            "AFTER UPDATE ON tests_errand DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
-            "WHEN (NEW.dead) EXECUTE FUNCTION tests_refuse()",
-            "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse",
-        ):
-            run = make(fail, retry=Retry(1), failed={"dead": True})
-            assert_run(run(), failed=1)
-        assert Errand.objects.get().attempts == 1
-
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
-    def test_i16_a_failure_is_recorded_a_moment_later(code: str, batch_size: int) -> None:
-        """The database refuses the first two records. No other row is handled again for that."""
-        the.errands(3)
-        calls: list[int] = []
-        fail = failing(calls)
-        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
-        with at_update("NEW.attempts > 0", refuse, times=2):
-            run = the.transactional(fail, retry=the.retry(), batch_size=batch_size)
-            assert_run(run(), processed=2, failed=1, to_retry=1, redone=0)
-        assert sorted(calls) == [0, 1, 2]
-        assert Errand.objects.get(done=False).attempts == 1
-
     @the.all_deliveries
     @pytest.mark.parametrize("code", ["AB001", "42501", "55000", "23514"])
     def test_i14_a_rehearsal_that_is_refused_with_any_code_costs_no_row_an_attempt(
@@ -671,26 +524,13 @@ if IS_POSTGRESQL:
     ) -> None:
         """PostgreSQL has times that Python has not."""
         the.errands(7)
-        with connection.cursor() as cursor:
-            cursor.execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
+        execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
         calls: list[int] = []
         claim = {"claimed": True, "result": "at work"} if make is the.at_most_once else None
         run = make(lambda row: calls.append(row.place), batch_size=batch_size, claim=claim)
         assert_run(run(), processed=6, failed=1)
         assert sorted(calls) == [0, 1, 2, 3, 5, 6]
         assert Errand.objects.filter(place=4, result="", claimed=False).count() == 1
-
-    def test_i26_the_error_of_a_row_that_was_taken_over_is_logged(
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        the.errands(1)
-
-        def fail(row: Errand) -> None:
-            the.elsewhere(lambda: Errand.objects.update(leased_until=None))
-            raise ValueError("no such place")
-
-        assert_run(the.at_least_once(fail)(), lease_lost=1)
-        assert "was taken over while it failed: no such place" in caplog.text
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
@@ -705,25 +545,9 @@ if IS_POSTGRESQL:
             assert_run(run(), processed=1)
         assert calls == [0]
 
-    @pytest.mark.parametrize("code", ["20000", "21000", "54000", "AB001"])
-    def test_i17_a_row_that_is_refused_for_good_is_not_tried_until_its_lease_ends(
-        code: str,
-    ) -> None:
-        """A value may be too large for an index."""
-        the.errands(3)
-        run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
-        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
-        with at_update("NEW.done AND NEW.place = 1", refuse):
-            assert_run(run(), processed=2, failed=1, to_retry=1)
-        assert Errand.objects.get(place=1).attempts == 1
-
     def test_i16_the_backoff_lasts_although_the_mark_cannot_be_taken_off() -> None:
         [row] = the.errands(1)
-
-        def fail(row: Errand) -> None:
-            raise ValueError(row.place)
-
-        run = marking(fail, retry=the.retry(backoff=600))
+        run = marking(the.raising(ValueError("no such place")), retry=the.retry(backoff=600))
         with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
@@ -766,16 +590,6 @@ if connection.vendor == "mysql":
 
 if connection.vendor == "sqlite":
 
-    def test_i17_a_row_that_a_function_refuses_is_not_tried_until_its_lease_ends() -> None:
-        the.errands(3, result="{}")
-        Errand.objects.filter(place=1).update(result="no JSON")
-        kind = Func(F("result"), function="json_type", output_field=CharField())
-        run = the.at_least_once(
-            the.ignore, done={"done": True, "result": kind}, retry=the.retry(), lease=Lease(1)
-        )
-        assert_run(run(), processed=2, failed=1, to_retry=1)
-        assert "malformed JSON" in Errand.objects.get(place=1).last_error
-
     def test_i14_an_interrupt_of_a_rehearsal_costs_no_row_anything() -> None:
         """It ends the transaction, and the lock with it: the row is claimed again."""
         the.errands(2)
@@ -802,10 +616,7 @@ if IS_POSTGRESQL:
     def test_i16_a_row_whose_claim_cannot_be_removed_is_not_said_to_be_tried_again() -> None:
         """It stays claimed, and in doubt."""
         [row] = the.errands(1)
-
-        def fail(row: Errand) -> None:
-            raise ValueError(row.place)
-
+        fail = the.raising(ValueError("no such place"))
         run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False})
         with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
@@ -950,60 +761,6 @@ if HAS_ROW_LOCKS:
             report = the.at_least_once(handle)(stop=stop)
         assert report.lease_lost == 1
         assert Errand.objects.filter(done=False, leased_until__isnull=False).count() == 1
-
-
-def test_an_annotation_has_the_value_from_before_the_claim() -> None:
-    """Also if the row is read again, because its model looks at how it was loaded."""
-    Watched.objects.create()
-    seen: list[Any] = []
-    run = batch_processor(
-        pending=Watched.objects.filter(state="new").annotate(before=F("state")),
-        done={"state": "done"},
-        claim={"state": "claimed"},
-        delivery=Delivery.AT_MOST_ONCE,
-    )(lambda row: seen.append((row.before, row.state, row.loaded[0])))
-    assert_run(run(), processed=1)
-    assert seen == [("new", "claimed", "claimed")]
-
-
-class Odd:
-    """A value of a field whose comparison is of no use."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __eq__(self, other: object) -> bool:
-        raise TypeError(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def test_i14_a_mark_may_have_values_that_cannot_be_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    field = Errand._meta.get_field("result")
-    monkeypatch.setattr(field, "from_db_value", lambda value, *_: Odd(value), raising=False)
-    monkeypatch.setattr(field, "get_prep_value", lambda value: getattr(value, "text", value))
-    the.errands(3)
-    run = the.at_most_once(
-        the.ignore, claim={"result": "mine"}, pending=the.PENDING.exclude(result="mine")
-    )
-    assert_run(run(), processed=3)
-
-
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-def test_i13_a_refused_settlement_inside_testcase_ends_no_run(make: the.Make) -> None:
-    the.errands(5)
-
-    def fail(row: Errand) -> None:
-        if row.place == 1:
-            raise ValueError("no such place")
-
-    block = transaction.atomic()
-    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
-    with block:
-        report = make(fail, failed={"dead": None})()
-    assert_run(report, processed=4, failed=1)
 
 
 def test_i15_the_handler_gets_what_the_queryset_gives() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from tests.contract.support.errands import (
     at_most_once,
     errands,
     ignore,
+    raising,
     retry,
     transactional,
 )
@@ -46,22 +47,11 @@ async def touch(row: Errand) -> None:
     assert await sync_to_async(Errand.objects.filter(pk=row.pk).exists)()
 
 
-class Together(BatchProcessor[Errand]):
-    batch_size = 2
-    done = {"done": True}
-
-    def pending(self) -> QuerySet[Errand]:
-        return PENDING.all()
-
-    def process_batch(self, rows: Sequence[Errand], /) -> None:
-        assert len(rows) <= 2
-
-
 RIGHT: dict[str, Callable[[], BatchProcessor[Any]]] = {
     "transactional": lambda: transactional(ignore),
     "spanning": lambda: spanning(ignore),
     "batches": lambda: transactional(ignore, batch_size=2),
-    "process_batch": Together,
+    "process_batch": lambda: transactional(ignore, process_batch=ignore, batch_size=2),
     "at most once": lambda: at_most_once(ignore),
     "at least once": lambda: at_least_once(ignore, retry=retry()),
     "async at most once": lambda: at_most_once(touch),
@@ -162,16 +152,6 @@ if HAS_ROW_LOCKS:
             assert any(frame.name == "handle" for frame in frames)
         assert not _copies_left()
 
-    def test_what_a_flip_asserts_reaches_the_test() -> None:
-        errands(1)
-
-        def flip(row: Errand, result: object) -> dict[str, Any]:
-            raise AssertionError("no flip")
-
-        with pytest.raises(AssertionError, match="no flip") as caught:
-            race(transactional(ignore, done=flip), workers=2)
-        assert any("in flip" in note for note in caught.value.__notes__)
-
     def test_rows_that_fail_are_tried_by_each_copy_and_are_no_double() -> None:
         bad, good = errands(2)
 
@@ -187,11 +167,7 @@ if HAS_ROW_LOCKS:
 
     def test_snoozed_rows_and_rows_that_repeat_are_no_double() -> None:
         errands(2)
-
-        def snooze(row: Errand) -> None:
-            raise Snooze
-
-        assert race(transactional(snooze), workers=2).processed == 0
+        assert race(transactional(raising(Snooze())), workers=2).processed == 0
         repeated = race(transactional(ignore, repeats=True, done={"place": 1}), workers=2)
         assert repeated.processed == 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import unittest
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.contract.support.errands import (
     at_most_once,
     errands,
     ignore,
+    raising,
     transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
@@ -54,13 +54,10 @@ def test_settles_one_row_and_no_other(make: Any, handler: Any) -> None:
     assert list(PENDING.all()) == [other]
 
 
+@pytest.mark.django_db
 def test_settles_in_a_test_case() -> None:
-    class Test(TestCase):
-        def test(self) -> None:
-            [row] = errands(1)
-            assert_settles(transactional(ignore), row)
-
-    _run(Test)
+    [row] = errands(1)
+    assert_settles(transactional(ignore), row)
 
 
 def complaint(make: Any, row: Any) -> AssertionError:
@@ -68,13 +65,6 @@ def complaint(make: Any, row: Any) -> AssertionError:
         assert_settles(make, row)
     assert str(caught.value).startswith(make.name)
     return caught.value
-
-
-def raising(error: BaseException) -> Any:
-    def handle(row: Errand) -> None:
-        raise error
-
-    return handle
 
 
 def test_a_row_that_failed_is_told_with_its_error() -> None:
@@ -109,19 +99,6 @@ def test_a_row_that_left_before_it_was_locked_is_told() -> None:
     with before_lock(finish):
         error = complaint(transactional(ignore), row)
     assert "got a row that was finished, deleted or no longer pending" in str(error)
-
-
-def test_a_row_that_came_only_after_the_run_is_told() -> None:
-    [row] = errands(1)
-
-    def late() -> Any:
-        questions.append(1)
-        return PENDING.all() if len(questions) != 3 else PENDING.filter(place=99)
-
-    questions: list[int] = []
-    assert "did not contain when the run began" in str(
-        complaint(transactional(ignore, pending=late), row)
-    )
 
 
 def test_a_resource_that_cannot_be_opened_is_told() -> None:
@@ -264,11 +241,7 @@ if HAS_ROW_LOCKS:
         with assert_processed_once(run):
             run(concurrency=3)
         errands(6)
-
-        def handle(row: Errand) -> None:
-            raise AssertionError("no")
-
-        run = transactional(handle)
+        run = transactional(raising(AssertionError("no")))
         with pytest.raises(AssertionError, match=r"^no$"), assert_processed_once(run):
             run(concurrency=3)
 
@@ -334,10 +307,3 @@ if HAS_ROW_LOCKS:
             [row] = errands(1)
             with pytest.raises(Unsupported, match="use TransactionTestCase"), hold_lock(row):
                 pytest.fail("the block was entered")
-
-
-def _run(test: type[TestCase]) -> None:
-    result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(test).run(result)
-    assert result.testsRun == 1
-    assert result.wasSuccessful(), result.failures + result.errors

@@ -33,7 +33,7 @@ from tests.contract.support.heartbeat import (
     until,
     writes,
 )
-from tests.contract.support.marking import marking
+from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import updates
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
@@ -58,10 +58,6 @@ def is_settlement(sql: str) -> bool:
     return updates(sql) and "leased_until" in sql and "result" in sql
 
 
-def with_result(row: Errand, result: Any) -> dict[str, Any]:
-    return {"done": True, "result": str(result)}
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["handled", "failed"])
 def test_a_lease_that_was_lost_in_the_work_settles_nothing(
     fails: bool, caplog: pytest.LogCaptureFixture
@@ -70,7 +66,7 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(
     [row] = the.errands(1)
     reports: list[Report] = []
     settled: dict[str, Any] = {}
-    second = the.at_least_once(lambda row: "second", done=with_result, retry=the.retry())
+    second = the.at_least_once(lambda row: "second", done=the.with_result, retry=the.retry())
 
     def handle(row: Errand) -> str:
         lapse(row)
@@ -80,7 +76,7 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(
             raise ValueError
         return "first"
 
-    run = the.at_least_once(handle, done=with_result, retry=the.retry(), failed={"dead": True})
+    run = the.at_least_once(handle, done=the.with_result, retry=the.retry(), failed={"dead": True})
     reports.insert(0, run())
     before, after = reports
     assert f"row {row.pk} was taken over" in caplog.text
@@ -101,7 +97,7 @@ def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
         the.wait(go_on)
         return "second"
 
-    other = the.at_least_once(second, done=with_result)
+    other = the.at_least_once(second, done=the.with_result)
     results: list[Any] = []
 
     def first(row: Errand) -> str:
@@ -111,7 +107,7 @@ def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
         return "first"
 
     with ExitStack() as block:
-        report = the.at_least_once(first, done=with_result)()
+        report = the.at_least_once(first, done=the.with_result)()
         results.append((report.processed, report.lease_lost, the.state(row)["leased_until"]))
         go_on.set()
     assert results == [(0, 1, True)]
@@ -172,35 +168,12 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
             beat.await_it()
             return "done"
 
-        run = the.at_least_once(handle, lease=SHORT, done=with_result)
+        run = the.at_least_once(handle, lease=SHORT, done=the.with_result)
         with before_statement(is_settlement, renew_now):
             report = run()
     assert_run(report, processed=1)
     said = the.state(row)
     assert (said["result"], said["leased_until"]) == ("done", False)
-
-
-def test_a_renewal_that_comes_after_the_settlement_writes_nothing(beats_soon: None) -> None:
-    """Held after it has looked which leases are held, until the row is settled."""
-    rows = the.errands(2)
-    settled: list[Any] = []
-    with held_beat(begins_to_write) as beat:
-
-        def handle(row: Errand) -> str:
-            if row.pk == rows[0].pk:
-                beat.await_it()
-                return "first"
-            settled.append(the.state(rows[0]))
-            before = leased_until(row)
-            beat.go.set()
-            until(lambda: leased_until(row) > before)
-            return "second"
-
-        run = the.at_least_once(handle, lease=Lease(60), done=with_result, batch_size=2)
-        report = run()
-    assert_run(report, processed=2)
-    assert settled[0]["leased_until"] is False
-    assert [the.state(row)["leased_until"] for row in rows] == [False, False]
 
 
 def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs(beats_soon: None) -> None:
@@ -216,20 +189,6 @@ def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs(beats_soon: None)
                 beat.go.set()
 
         report = the.at_least_once(handle, lease=Lease(60), batch_size=2)()
-    assert_run(report, processed=2)
-
-
-def test_a_handler_that_deletes_its_row_does_not_stop_the_heartbeat() -> None:
-    rows = the.errands(2)
-
-    def handle(row: Errand) -> None:
-        if row.pk == rows[0].pk:
-            before = leased_until(rows[1])
-            Errand.objects.filter(pk=row.pk).delete()
-            until(lambda: leased_until(rows[1]) > before)
-            until(lambda: leased_until(rows[1]) > before + timedelta(seconds=0.5))
-
-    report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
     assert_run(report, processed=2)
 
 
@@ -261,20 +220,6 @@ def test_nothing_pending_starts_no_heartbeat() -> None:
 
 
 if HAS_ROW_LOCKS:
-
-    def test_a_row_that_its_handler_locks_keeps_no_other_lease_from_renewal() -> None:
-        rows = the.errands(2)
-
-        def handle(row: Errand) -> None:
-            if row.pk != rows[0].pk:
-                return
-            before = leased_until(rows[1])
-            with transaction.atomic():
-                list(Errand.objects.filter(pk=row.pk).select_for_update())
-                until(lambda: leased_until(rows[1]) > before + timedelta(seconds=1))
-
-        report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
-        assert_run(report, processed=2)
 
     def test_a_heartbeat_whose_session_ended_connects_anew(
         caplog: pytest.LogCaptureFixture,
@@ -534,32 +479,10 @@ def test_racing_copies_call_one_handler_for_each_row(
     assert not any(report.failed or report.lease_lost for report in reports)
 
 
-def test_a_failure_is_noted_and_frees_the_lease() -> None:
-    [row] = the.errands(1)
-
-    def fail(row: Errand) -> None:
-        raise ValueError("no such place")
-
-    run = the.at_least_once(fail, retry=the.retry(), failed={"dead": True})
-    for attempt in (1, 2, 3):
-        assert_run(run(), failed=1, to_retry=int(attempt < 3))
-        said = the.state(row)
-        assert (said["attempts"], said["leased_until"], said["dead"]) == (
-            attempt,
-            False,
-            attempt == 3,
-        )
-    assert Errand.objects.get().last_error == "ValueError: no such place"
-    assert_run(run())
-
-
 @the.each_delivery
 def test_snooze_costs_no_attempt_and_frees_the_row(make: the.Make) -> None:
     [row] = the.errands(1)
-
-    def snooze(row: Errand) -> None:
-        raise Snooze("closed", delay=3600)
-
+    snooze = the.raising(Snooze("closed", delay=3600))
     run = make(snooze, retry=the.retry(), reset={"claimed": False})
     assert_run(run(), snoozed=1)
     assert the.untouched(row)
@@ -587,7 +510,7 @@ def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
 @the.each_delivery
 def test_the_result_is_written_with_the_flip(make: the.Make) -> None:
     [row] = the.errands(1)
-    assert_run(make(lambda row: f"number {row.place}", done=with_result)(), processed=1)
+    assert_run(make(lambda row: f"number {row.place}", done=the.with_result)(), processed=1)
     assert the.state(row)["result"] == "number 0"
 
 
@@ -603,13 +526,6 @@ def seen(row: Any) -> dict[str, Any]:
 
 MARKED = {"claimed": True, "result": "me", "attempts": 1, "claimed_at": True, "leased_until": True}
 UNMARKED = {"claimed": False, "result": "", "claimed_at": False, "leased_until": False}
-
-
-def left_by_a_dead_worker(**values: Any) -> Errand:
-    """Make a row as a killed worker leaves it, after its lease has lapsed."""
-    ago = timezone.now() - timedelta(days=1)
-    mark = {"claimed": True, "result": "dead", "claimed_at": ago, "leased_until": ago}
-    return Errand.objects.create(**{**mark, "attempts": 1, **values})
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -630,16 +546,7 @@ def test_the_mark_is_there_while_the_handler_works_and_gone_afterwards(size: int
         assert (said["claimed_at"], said["leased_until"]) == (False, False)
 
 
-def fail(row: Errand) -> None:
-    raise ValueError("no")
-
-
-def snooze(row: Errand) -> None:
-    raise Snooze
-
-
-def discard(row: Errand) -> None:
-    raise Discard("never")
+fail, snooze, discard = map(the.raising, (ValueError("no"), Snooze(), Discard("never")))
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["fresh", "taken over"])

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
-from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor import Retry
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.execution.leftover import PAUSE, SharedSessions
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 def begin_past_django() -> None:
@@ -48,19 +44,13 @@ if connection.vendor == "mysql":
     LEAVES["START TRANSACTION"] = lambda: execute("/* as ever */ start transaction")
 leaves = pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "at most once": {"delivery": Delivery.AT_MOST_ONCE},
-    "at most once, claimed": {
-        "delivery": Delivery.AT_MOST_ONCE,
-        "claim": {"claimed": True},
-        "claimed_at": "claimed_at",
-    },
-    "at least once": {
-        "delivery": Delivery.AT_LEAST_ONCE,
-        "lease": Lease(60),
-        "retry": Retry(backoff=600),
-    },
+leasing: Any = partial(the.at_least_once, retry=Retry(backoff=600))
+MAKERS: dict[str, Any] = {
+    "at most once": partial(the.at_most_once, claim=None, claimed_at=None),
+    "at most once, claimed": the.at_most_once,
+    "at least once": leasing,
 }
+each = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +60,10 @@ def _afresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each
 @leaves
 def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed(
-    leave: Callable[[], Any], options: dict[str, Any], batch_size: int
+    leave: Callable[[], Any], make: the.Make, batch_size: int
 ) -> None:
     the.errands(4)
     Parcel.objects.create()
@@ -85,28 +75,23 @@ def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed
             leave()
             Parcel.objects.update(note=f"row {row.place}")
 
-    # As the claim leaves them: the question of an at-most-once claim is about its mark.
-    claims = "claim" in options
-    pending = Errand.objects.filter(done=False, **({"claimed": False} if claims else {}))
-    processor = batch_processor(
-        pending=pending, done={"done": True}, batch_size=batch_size, **options
-    )(handle)
-    report = processor()
+    run = make(handle, batch_size=batch_size)
+    report = run()
     assert calls == [0, 1, 2, 3]
-    assert_run(report, processed=2, failed=2, to_retry=2 if "retry" in options else 0)
+    assert_run(report, processed=2, failed=2, to_retry=2 if run.retry else 0)
     assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
     assert not connection.in_atomic_block
     assert connection.get_autocommit()
     # What another session sees is committed.
     assert Parcel.objects.using("other").get().note == ""
     rows = Errand.objects.using("other").order_by("place")
-    flipped = "claim" not in options and "lease" not in options
+    flipped = not (run.claim or run.lease)
     assert list(rows.values_list("done", flat=True)) == [flipped, True, flipped, True]
-    if claims:
+    if run.claim:
         with connections["other"].cursor():  # by the database's clock, and by that session
-            doubtful = processor.in_doubt(older_than=timedelta(0)).using("other")
+            doubtful = run.in_doubt(older_than=timedelta(0)).using("other")
         assert sorted(doubtful.values_list("place", flat=True)) == [0, 2]
-    if "lease" in options:
+    if run.lease:
         assert list(rows.values_list("attempts", flat=True)) == [1, 0, 1, 0]
         assert set(rows.values_list("leased_until", flat=True)) == {None}
 
@@ -120,8 +105,7 @@ def test_what_the_handler_raised_is_the_failure(leave: Callable[[], Any]) -> Non
             leave()
             raise ValueError("the handler's own")
 
-    options = OPTIONS["at least once"]
-    report = the.transactional(handle, **options)()
+    report = leasing(handle)()
     assert_run(report, processed=2, failed=1, to_retry=1)
     assert str(report.failures[0].error) == "the handler's own"
     rows = Errand.objects.using("other").order_by("place")
@@ -141,26 +125,14 @@ def test_one_that_was_left_open_by_other_code_is_rolled_back_before_the_claim(
             transaction.set_autocommit(False)
         return Errand.objects.filter(done=False)
 
-    options = OPTIONS["at least once"]
     with caplog.at_level(logging.WARNING, logger="dcl_processor"):
-        report = batch_processor(pending=pending, done={"done": True}, **options)(
-            lambda row: None
-        )()
+        report = leasing(the.ignore, pending=pending)()
     assert_run(report, processed=3)
     assert Errand.objects.using("other").filter(done=True).count() == 3
     assert "left open" in caplog.text
 
 
 # --- asynchronous handlers, on the connection that they share
-
-
-LEASED = OPTIONS["at least once"]
-
-
-def make(handle: Any, options: dict[str, Any] = LEASED) -> Any:
-    claims = "claim" in options
-    pending = Errand.objects.filter(done=False, **({"claimed": False} if claims else {}))
-    return batch_processor(pending=pending, done={"done": True}, **options)(handle)
 
 
 async def work(row: Errand) -> None:
@@ -173,10 +145,10 @@ def worked() -> list[int]:
     return list(rows.values_list("place", flat=True))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each
 @leaves
 def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
-    leave: Callable[[], Any], options: dict[str, Any]
+    leave: Callable[[], Any], make: the.Make
 ) -> None:
     the.errands(4)
 
@@ -185,28 +157,13 @@ def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
             await sync_to_async(leave)()
         await work(row)
 
-    report = make(handle, options)(concurrency=1)
-    assert_run(report, processed=2, failed=2, to_retry=2 if "retry" in options else 0)
+    run = make(handle)
+    report = run(concurrency=1)
+    assert_run(report, processed=2, failed=2, to_retry=2 if run.retry else 0)
     assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
     failed = Errand.objects.filter(pk__in=[each.pk for each in report.failures])
     assert sorted(failed.values_list("place", flat=True)) == [0, 2]
     assert worked() == [1, 3]
-
-
-def test_what_an_asynchronous_handler_raised_is_the_failure() -> None:
-    """The rows after it do not work in the transaction that it has left open."""
-    the.errands(2)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 0:
-            await sync_to_async(execute)("BEGIN")
-            raise ValueError("the handler's own")
-        await work(row)
-
-    report = make(handle)(concurrency=1)
-    assert_run(report, processed=1, failed=1, to_retry=1)
-    assert str(report.failures[0].error) == "the handler's own"
-    assert worked() == [1]
 
 
 class Shared:
@@ -244,7 +201,7 @@ if connection.features.has_select_for_update:
         async def handle(row: Errand) -> None:
             await shared(row)
 
-        report = make(handle)(concurrency=2)
+        report = leasing(handle)(concurrency=2)
         assert_run(report, processed=2, failed=2, to_retry=2)
         assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
         assert worked() == [2, 3]
@@ -267,7 +224,7 @@ if connection.features.has_select_for_update:
         async def handle(row: Errand) -> None:
             await shared(row)
 
-        assert_run(make(handle)(concurrency=2), processed=2, failed=2, to_retry=2)
+        assert_run(leasing(handle)(concurrency=2), processed=2, failed=2, to_retry=2)
         assert worked() == [2, 3]
 
     def test_a_transaction_that_its_handler_commits_later_fails_no_row() -> None:
@@ -278,30 +235,8 @@ if connection.features.has_select_for_update:
         async def handle(row: Errand) -> None:
             await shared(row)
 
-        assert_run(make(handle)(concurrency=2), processed=4)
+        assert_run(leasing(handle)(concurrency=2), processed=4)
         assert worked() == [0, 1, 2, 3]
-
-
-def test_all_rows_of_a_call_that_left_a_transaction_open_fail() -> None:
-    the.errands(4)
-
-    class Together(BatchProcessor[Errand]):
-        delivery, lease, retry = LEASED["delivery"], LEASED["lease"], LEASED["retry"]
-        done = {"done": True}
-        batch_size = 2
-
-        def pending(self) -> QuerySet[Errand]:
-            return Errand.objects.filter(done=False)
-
-        async def process_batch(self, rows: Sequence[Errand], /) -> None:
-            if rows[0].place == 0:
-                await sync_to_async(transaction.set_autocommit)(False)
-            for row in rows:
-                await work(row)
-
-    report = Together()(concurrency=1)
-    assert_run(report, processed=2, failed=2, to_retry=2)
-    assert worked() == [2, 3]
 
 
 def test_a_wrapper_that_a_handler_leaves_is_the_only_one_more() -> None:

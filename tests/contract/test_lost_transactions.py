@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.engine import lane
 from dcl_processor.exceptions import TransactionLost, Unsupported
 from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.row_locks import lock_timeout
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock
@@ -24,6 +22,7 @@ from tests.contract.support.messages import separately
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -63,26 +62,6 @@ if HAS_ROW_LOCKS:
             assert_run(report, processed=4, failed=1)
             assert calls == [0, 1, 2, 3, 4]
             assert sent() == [0, 1, 3, 4]
-
-    def test_i7_a_deadlock_within_a_nested_atomic_block_flips_no_row_without_its_work() -> None:
-        parcels(4)
-        calls: list[int] = []
-        with deadlock() as run_into_it:
-
-            def handle(row: Parcel) -> None:
-                calls.append(row.priority)
-                note(row)
-                if row.priority == 1 and calls.count(1) == 1:
-                    try:
-                        with transaction.atomic():
-                            run_into_it()
-                    except DatabaseError:
-                        pass
-
-            report = in_batches(handle)()
-        assert sent() == worked()
-        assert_run(report, processed=4)
-        assert calls == ([0, 1, 0, 1, 2, 3] if MARIADB else [0, 1, 2, 3])
 
     def test_i7_a_deadlock_of_a_row_alone_is_its_failure_and_its_attempt() -> None:
         the.errands(3)
@@ -127,27 +106,6 @@ if HAS_ROW_LOCKS:
         assert Errand.objects.get(place=1).last_error == "ValueError: the handler's own"
         assert Errand.objects.get(place=1).next_attempt_at is not None
 
-    @pytest.mark.parametrize("batch_size", [1, 100])
-    def test_a_session_that_was_ended_and_a_handler_that_noticed_nothing_settle_nothing(
-        batch_size: int,
-    ) -> None:
-        parcels(3)
-        calls: list[int] = []
-
-        def handle(row: Parcel) -> None:
-            calls.append(row.priority)
-            note(row)
-            if row.priority == 1 and calls.count(1) == 1:
-                end_session()
-
-        report = in_batches(handle, batch_size=batch_size)()
-        assert sent() == worked()
-        if batch_size == 1:
-            assert_run(report, processed=2, failed=1)
-        else:
-            # Redone one by one, and this time its session lives: no row is to blame.
-            assert_run(report, processed=3)
-
     def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile(
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -165,42 +123,9 @@ if HAS_ROW_LOCKS:
         assert "no attempt was counted" not in caplog.text
 
 
-def commit_past_django() -> None:
-    cursor = connection.connection.cursor()
-    cursor.execute("COMMIT")
-    cursor.execute("BEGIN")
-
-
-def commit() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("COMMIT")
-
-
-COMMITS = {"a commit": commit, "a commit past Django": commit_past_django}
-if MARIADB:
-
-    def make_a_table() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("CREATE OR REPLACE TABLE tests_made (a int)")
-
-    def empty_a_table() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("TRUNCATE TABLE django_session")
-
-    def begin() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("BEGIN")
-
-    COMMITS |= {"DDL": make_a_table, "TRUNCATE": empty_a_table, "BEGIN": begin}
-
-
-# No statement of its own shows that the transaction has ended.
-ENDS = {**COMMITS, "the end of the session": connection.close}
-
-
-@pytest.mark.parametrize("commits", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("is_closed", [False, True])
 def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and_told(
-    commits: Callable[[], None], caplog: pytest.LogCaptureFixture
+    is_closed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it committed of the rows before it stays, without their flips; the log says which."""
     parcels(4)
@@ -211,13 +136,13 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
         calls.append(row.priority)
         note(row)
         if row.priority == 2:
-            commits()
+            if is_closed:
+                connection.close()  # no statement shows that the transaction has ended
+            else:
+                connection.cursor().execute("COMMIT")
 
     with caplog.at_level(logging.WARNING, logger="dcl_processor"):
         report = in_batches(handle)()
-    if MARIADB:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE IF EXISTS tests_made")
     assert_run(report, processed=3, failed=1, redone=2)
     [failure] = report.failures
     assert (failure.pk, type(failure.error)) == (keys[2], TransactionLost)
@@ -235,33 +160,20 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
 # differs from one isolation level, and one version of a server, to another.
 
 
-SAYS = {
-    "postgresql": {
-        code: f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
-        for code in ("40001", "40P01", "55P03")
-    },
-    "mysql": {
-        code: f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
-        for code in ("1213", "1205", "1020", "3572")
-    },
-}
-#: A statement that a person, or a time-out of the server's, ended; or without memory, or a disk.
-ENDED = {
-    "postgresql": {
-        code: f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
-        for code in ("57014", "53100", "53200")
-    },
-    "mysql": {
-        code: f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
-        for code in ("1969", "1317", "1021", "1038")
-    },
-}.get(connection.vendor, {})
-#: Without a table, or a permission.
-REFUSED = {
-    "postgresql": "SELECT 1 FROM tests_missing",
-    "mysql": "SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1142",
-}
-HAS_SERVER = connection.vendor in SAYS
+CONTENTION = {
+    "postgresql": ("40001", "40P01", "55P03"),
+    "mysql": ("1213", "1205", "1020", "3572"),
+    "sqlite": (),
+}[connection.vendor]
+#: That a person, or a time-out, has ended the statement.
+ENDED = "57014" if connection.vendor == "postgresql" else "1969"
+
+
+def answered(code: str) -> str:
+    """Return a statement that the server answers with this error."""
+    if connection.vendor == "postgresql":
+        return f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
+    return f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
 
 
 def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, int, int]:
@@ -274,13 +186,12 @@ def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, in
         strict_order=True,
     )(lambda row: calls.append(row.priority))
 
-    def answer(execute: Callable[..., Any], asked: str, *args: Any) -> Any:
+    def answer(send: Callable[..., Any], asked: str, *args: Any) -> Any:
         nonlocal rows
         if rows and len(calls) == at and "SKIP LOCKED" in asked:
             rows -= 1
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-        return execute(asked, *args)
+            execute(sql)
+        return send(asked, *args)
 
     with separately(), connection.execute_wrapper(answer):
         report = run(wait_for_locked=0)
@@ -289,52 +200,25 @@ def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, in
     return report.processed, report.failed, report.skipped
 
 
-if HAS_SERVER:
+if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("at", [0, 1])
-    @pytest.mark.parametrize("code", SAYS[connection.vendor])
+    @pytest.mark.parametrize("code", CONTENTION)
     def test_contention_in_a_claim_leaves_the_row_for_a_later_pass(code: str, at: int) -> None:
-        said = run_while_the_server_says(SAYS[connection.vendor][code], at)
-        assert said == (2, 0, 1)
-
-    @pytest.mark.parametrize("at", [0, 1])
-    @pytest.mark.parametrize("code", ENDED)
-    def test_a_claim_that_is_ended_is_the_failure_of_its_row(code: str, at: int) -> None:
-        said = run_while_the_server_says(ENDED[code], at)
-        assert said == (2, 1, 0)
+        assert run_while_the_server_says(answered(code), at) == (2, 0, 1)
 
     def test_a_server_without_time_for_any_claim_ends_the_run(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(lane, "MOST_REFUSED", 2)
         with pytest.raises(DatabaseError):
-            run_while_the_server_says(next(iter(ENDED.values())), 1, rows=2)
+            run_while_the_server_says(answered(ENDED), 1, rows=2)
         assert Parcel.objects.filter(sent=False).count() == 2
 
     def test_any_other_error_in_a_claim_ends_the_run() -> None:
         with pytest.raises(DatabaseError):
-            run_while_the_server_says(REFUSED[connection.vendor], 1, rows=9)
+            run_while_the_server_says("SELECT 1 FROM tests_missing", 1, rows=9)
         assert Parcel.objects.filter(sent=False).count() == 2
-
-
-if connection.vendor == "mysql":
-
-    def test_a_wait_for_a_lock_gives_the_session_its_own_limit_back() -> None:
-        """Not the server's default: a limit may be set in ``init_command``."""
-
-        def limit() -> float:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT @@SESSION.max_statement_time")
-                return float(cursor.fetchone()[0])
-
-        with connection.cursor() as cursor:
-            cursor.execute("SET SESSION max_statement_time = 7")
-        try:
-            with transaction.atomic(), lock_timeout("default", 0.5):
-                assert limit() == 0.5
-            assert limit() == 7
-        finally:
-            connection.close()
 
 
 # --- connections whose default would make the second check read an old snapshot
@@ -425,8 +309,7 @@ if connection.features.has_select_for_update:
         )
         def send(row: Parcel) -> None:
             calls.append(row.depot_id)
-            with connection.cursor() as cursor:
-                cursor.execute(change)
+            execute(change)
 
         def second_question(sql: str) -> bool:
             return bool(calls) and between_lock_and_question(sql)
@@ -499,21 +382,3 @@ def test_a_connection_without_autocommit_is_refused() -> None:
         with pytest.raises(Unsupported, match=r"expected .* autocommit .* got AUTOCOMMIT=False"):
             processor([])()
         wrapper.rollback()
-
-
-if HAS_ROW_LOCKS:
-
-    def test_i20_a_transaction_of_the_caller_on_another_alias_is_left_alone() -> None:
-        """Although the handler has met an error there."""
-        the.errands(2)
-
-        def handle(row: Errand) -> None:
-            with suppress(DatabaseError), transaction.atomic(using="other"):
-                Errand.objects.using("other").extra(where=["tests_no_such"]).exists()
-            if row.place == 0:
-                raise ValueError(row.place)
-
-        with transaction.atomic(using="other"):
-            Errand.objects.using("other").create(place=9)
-            assert_run(the.at_least_once(handle)(), processed=1, failed=1)
-        assert Errand.objects.filter(place=9).exists()

@@ -1,22 +1,19 @@
-"""One message for each row: its flip and COMMIT are sent with the BEGIN and claim of the next."""
+"""A flip and its COMMIT that go with the next claim in one message: what comes in between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count
-from threading import Event
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
-from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
-from tests.contract.support.messages import SENDS_SEVERAL, messages
+from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
-from tests.contract.support.temporary import at_update, temporary
+from tests.contract.support.temporary import at_update, execute, temporary
 from tests.models import Errand
 
 pytestmark = [
@@ -26,86 +23,6 @@ pytestmark = [
 
 #: What drops a row in words that are not those of other triggers, so that flips still wait.
 DROP = "RETURN CASE WHEN false THEN NEW END"
-
-OWN = Errand.objects.filter(done=False)
-SPANNING = OWN.filter(pk__in=OWN.values("pk"))
-
-
-def processor(handler: Callable[[Errand], Any], **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(**{"pending": OWN, "done": {"done": True}, **options})(handler)
-
-
-def per_row(
-    handler: Callable[[Errand], Any], *, make: the.Make = the.transactional, **options: Any
-) -> float:
-    """Return how many messages one more row costs."""
-    counts: list[int] = []
-    size: int = options.get("batch_size", 1)
-    for number in (10 * size, 30 * size):
-        Errand.objects.all().delete()
-        the.errands(number)
-        with messages() as sent:
-            assert make(handler, **{"pending": OWN, **options})().processed == number
-        assert not OWN.exists()
-        counts.append(len(sent))
-    return (counts[1] - counts[0]) / (20 * size)
-
-
-@pytest.mark.parametrize("pending", [OWN, SPANNING], ids=["own table", "spanning"])
-def test_a_row_is_one_message(pending: Any) -> None:
-    assert per_row(lambda row: None, pending=pending) == 1
-
-
-def test_a_batch_is_one_message() -> None:
-    assert per_row(lambda row: None, batch_size=10) == 1 / 10
-
-
-def test_a_batch_whose_rows_have_values_of_their_own_is_one_message() -> None:
-    places = count()
-    done = {"done": True, "result": lambda: f"token {next(places)}"}
-    assert per_row(lambda row: None, batch_size=10, done=done) == 1 / 10
-    assert len(set(Errand.objects.values_list("result", flat=True))) == 300
-
-
-def test_a_flip_of_own_values_that_is_dropped_costs_its_own_row_alone() -> None:
-    rows = the.errands(30)
-    places = count()
-    done = {"done": True, "result": lambda: f"token {next(places)}"}
-    with at_update("NEW.place = 17 AND NEW.done", DROP):
-        report = processor(the.ignore, batch_size=10, done=done)()
-    assert_run(report, processed=29, failed=1)
-    assert report.failures[0].pk == rows[17].pk
-    assert "expected the update to write" in str(report.failures[0].error)
-
-
-@the.each_delivery
-def test_a_bulk_call_is_four_messages(make: the.Make) -> None:
-    """The claim, and BEGIN, one UPDATE and COMMIT for the settlement of all its rows."""
-    options: dict[str, Any] = {"process_batch": lambda rows: None, "pending": the.PENDING}
-    assert per_row(the.ignore, make=make, batch_size=10, **options) == 4 / 10
-
-
-COMMITTED_CLAIMS = pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (the.at_most_once, {}),
-        (the.at_most_once, {"reset": {"claimed": False}, "retry": the.retry()}),
-        (the.at_least_once, {}),
-        (the.at_least_once, {"retry": the.retry()}),
-    ],
-    ids=["AT_MOST_ONCE", "AT_MOST_ONCE, retry", "AT_LEAST_ONCE", "AT_LEAST_ONCE, retry"],
-)
-
-
-@COMMITTED_CLAIMS
-def test_a_row_is_one_message_also_when_its_claim_is_committed(
-    make: the.Make, options: Any
-) -> None:
-    assert per_row(the.ignore, make=make, pending=the.PENDING, **options) == 1
-
-
-def test_a_handlers_own_statements_are_messages_of_their_own() -> None:
-    assert per_row(lambda row: Errand.objects.filter(pk=row.pk).update(place=1)) == 2
 
 
 def test_a_callback_runs_before_the_next_row_is_claimed() -> None:
@@ -121,7 +38,7 @@ def test_a_callback_runs_before_the_next_row_is_claimed() -> None:
 
         transaction.on_commit(callback)
 
-    assert processor(handle)().processed == 4
+    assert the.transactional(handle)().processed == 4
     assert seen == [each for row in rows for each in (row.pk, (row.pk, True, False))]
 
 
@@ -142,19 +59,19 @@ def receiver() -> Iterator[list[tuple[Any, str, bool]]]:
 
 def test_a_receiver_writes_into_no_rows_transaction(receiver: list[Any]) -> None:
     rows = the.errands(4)
-    assert processor(lambda row: None)().processed == 4
+    assert the.transactional(lambda row: None)().processed == 4
     assert receiver == [(row.pk, "processed", False) for row in rows]
 
 
 def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
     rows = the.errands(5)
     with at_update("NEW.place = 2 AND NEW.done", DROP):
-        report = processor(lambda row: None)()
+        report = the.transactional(lambda row: None)()
     assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
     assert report.failures[0].pk == rows[2].pk
     assert "expected the update to write row" in str(report.failures[0].error)
     assert "look for a trigger" in str(report.failures[0].error)
-    assert list(OWN.values_list("place", flat=True)) == [2]
+    assert the.places(done=False) == [2]
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -169,8 +86,8 @@ def test_a_session_that_is_cut_in_the_message_is_looked_up(when: str, repeats: b
         handled.append(row.place)
 
     with session_killer(rows[3] if claim else rows[2], at_flip=not claim):
-        pending = OWN.extra(where=["tests_kill(id) = id"]) if claim else OWN
-        report = processor(handle, pending=pending, repeats=repeats)()
+        pending = the.PENDING.extra(where=["tests_kill(id) = id"]) if claim else the.PENDING
+        report = the.transactional(handle, pending=pending, repeats=repeats)()
     assert report.stopped == "drained"
     if claim:
         assert (report.processed, report.failed) == (5, 0)
@@ -186,14 +103,13 @@ def test_a_handler_that_has_committed_by_itself_is_not_taken_for_its_flip() -> N
 
     def handle(row: Errand) -> None:
         if row.place == 2:
-            with connection.cursor() as cursor:
-                cursor.execute("COMMIT; BEGIN")
+            execute("COMMIT; BEGIN")
             end_session()
 
-    report = processor(handle)()
+    report = the.transactional(handle)()
     assert_run(report, processed=3, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[2].pk]
-    assert list(OWN.values_list("place", flat=True)) == [2]
+    assert the.places(done=False) == [2]
 
 
 def session_killer(row: Errand, *, at_flip: bool) -> Any:
@@ -209,18 +125,3 @@ def session_killer(row: Errand, *, at_flip: bool) -> Any:
         "PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN id; END'",
         "DROP FUNCTION tests_kill; DROP SEQUENCE tests_once",
     )
-
-
-def test_a_stop_that_calls_user_code_waits_for_each_commit() -> None:
-    the.errands(5)
-    seen: list[tuple[int, bool]] = []
-
-    class Stop(Event):
-        def is_set(self) -> bool:
-            seen.append((Errand.objects.filter(done=True).count(), connection.in_atomic_block))
-            return False
-
-    assert processor(lambda row: None)(stop=Stop()).processed == 5
-    outside = [number for number, inside in seen if not inside]
-    assert sorted(set(outside)) == [0, 1, 2, 3, 4]
-    assert outside == sorted(outside)

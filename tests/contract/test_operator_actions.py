@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import count
-from operator import itemgetter
 from threading import Event
 from typing import Any
 from uuid import uuid4
@@ -13,19 +12,18 @@ from uuid import uuid4
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import RawSQL
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry, batch_processor, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.locking.row_locks import lock_free
-from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
+from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, part_locked, uncommitted
-from tests.contract.support.temporary import at_update
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -78,9 +76,7 @@ def test_mark_done_settles_what_is_in_doubt_or_given_up_and_nothing_else() -> No
 
 @the.all_deliveries
 def test_a_row_that_was_given_up_and_then_handled_by_hand_is_marked_done(make: Any) -> None:
-    def refuse(row: Errand) -> None:
-        raise ValueError(row.pk)
-
+    refuse = the.raising(ValueError("no such place"))
     row, waits = the.errands(2)
     run = make(refuse, reset={"claimed": False}, retry=the.retry(max_attempts=1))
     assert_run(run(filter=the.only(row)), failed=1)
@@ -273,10 +269,7 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     """It has as many attempts, and the same error: only ``on_failure`` wrote another value."""
     row, other = the.errands(2)
     number = count()
-
-    def fail(row: Errand) -> None:
-        raise ValueError("no route")
-
+    fail = the.raising(ValueError("no route"))
     retry = Retry(max_attempts=1, on_failure={"result": lambda: f"failure {next(number)}"})
     run = the.transactional(fail, reset={"dead": False}, failed={"dead": True}, retry=retry)
     assert_run(run(), failed=2)
@@ -395,23 +388,6 @@ def written_beside(write: Write, hold: Any) -> Written:
 HAS_ROW_LOCKS = connection.features.has_select_for_update
 
 
-def test_rows_that_stay_locked_are_left_and_the_others_are_written_to() -> None:
-    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-    locked = Errand.objects.filter(pk=rows[1].pk)
-    run = processor()
-    write = to_mark_done(run, run.in_doubt(older_than=60))
-    written = written_beside(write, lambda: locked.update(place=7))
-    keys = [row.pk for row in rows]
-    # SQLite has one lock, for all rows.
-    left = keys[1:2] if HAS_ROW_LOCKS else keys
-    done = [pk for pk in keys if pk not in left]
-    assert written == Written(done, [], left)
-    assert [row.pk for row in rows if the.state(row)["done"]] == done
-    again = Written()
-    write.to_free(write.choose(), again, seconds=0.3)
-    assert again == Written(left, [], [])
-
-
 def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() -> None:
     Errand.objects.create(code="taken")
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
@@ -426,30 +402,6 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
     assert time_limits() == before
     assert [the.state(row)["claimed"] for row in rows] == [False, True, True]
     assert the.state(rows[1])["claimed_at"]
-
-
-if connection.vendor == "postgresql":
-
-    @pytest.mark.parametrize("action", ["RAISE SQLSTATE '42501'", "RETURN NULL"])
-    def test_a_row_that_a_trigger_refuses_is_left(action: str) -> None:
-        rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-        run, written = processor(), Written()
-        write = to_requeue(run, run.in_doubt(older_than=60))
-        with at_update(f"OLD.id = {rows[1].pk}", action):
-            write.to_free(write.choose(), written, seconds=7)
-        assert (written.written, list(written.failed)) == ([rows[0].pk, rows[2].pk], [rows[1].pk])
-
-
-def test_an_error_that_no_row_has_alone_is_raised_and_the_session_is_as_before() -> None:
-    row = as_a_killed_process_leaves_it(minutes=10)
-    run = processor()
-    write = to_mark_done(run, run.in_doubt(older_than=60), {"result": "seen"})
-    written, before = Written(), time_limits()
-    with pytest.raises(StillPending):
-        write.to_free(write.choose(), written, seconds=7)
-    assert written == Written()
-    assert time_limits() == before
-    assert the.state(row)["claimed_at"]
 
 
 def time_limits() -> Any:
@@ -553,8 +505,7 @@ if connection.vendor == "postgresql":
         run = processor(pending=lambda: Express.objects.filter(done=False, claimed=False))
         words = r"expected a transaction at READ COMMITTED .* at REPEATABLE READ on 'default'"
         with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             assert Express.objects.filter(claimed=True).exists()  # the snapshot
             the.elsewhere(lambda: Freight.objects.filter(pk=row.pk).update(done=True))
             with pytest.raises(InsideTransaction, match=words):
@@ -684,24 +635,3 @@ def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:
     assert sorted(written.written + written.locked) == [row.pk for row in rows]
     assert written.written == free
     assert [each.pk for each in Trailer.objects.filter(inspected=False, axles=2)] == free
-
-
-if connection.vendor == "postgresql":
-
-    def test_one_row_is_written_without_a_read_of_all_that_are_pending() -> None:
-        """An action may be for a row of a large table, whose other rows are locked by nothing."""
-        Errand.objects.bulk_create([Errand(place=number) for number in range(20_000)])
-        with connection.cursor() as cursor:
-            cursor.execute("VACUUM ANALYZE tests_errand")
-        row = Errand.objects.latest("pk")
-        run = processor()
-        rows = Errand.objects.filter(pk=row.pk)
-        for write in (to_requeue(run, rows), to_discard(run, rows, values={"dead": True})):
-            with CaptureQueriesContext(connection) as sent:
-                chosen = write.choose()
-            assert list(chosen) == [row.pk]
-            with connection.cursor() as cursor:
-                [read] = [sql for sql in map(itemgetter("sql"), sent) if "tests_errand" in sql]
-                cursor.execute("EXPLAIN " + read)
-                plan = "\n".join(line for (line,) in cursor.fetchall())
-            assert "Seq Scan" not in plan, plan

@@ -46,20 +46,6 @@ def refresh_and_save_late(row: Errand) -> None:
     row.save()
 
 
-def read_the_lease_and_save_late(row: Errand) -> None:
-    await_renewals(row, 1)
-    assert row.leased_until is not None
-    await_renewals(row, 2)
-    row.save()
-
-
-def save_another_instance_late(row: Errand) -> None:
-    await_renewals(row, 1)
-    mine = Errand.objects.get(pk=row.pk)
-    await_renewals(row, 2)
-    mine.save()
-
-
 def save_an_old_lease_and_go_on(row: Errand) -> None:
     mine = Errand.objects.get(pk=row.pk)
     await_renewals(row, 2)
@@ -67,15 +53,7 @@ def save_an_old_lease_and_go_on(row: Errand) -> None:
     await_renewals(row, 1)
 
 
-SAVES = [
-    refresh_and_save_late,
-    read_the_lease_and_save_late,
-    save_another_instance_late,
-    save_an_old_lease_and_go_on,
-]
-
-
-@pytest.mark.parametrize("save", SAVES, ids=lambda save: save.__name__)
+@pytest.mark.parametrize("save", [refresh_and_save_late, save_an_old_lease_and_go_on])
 def test_a_lease_that_was_read_and_saved_back_is_still_recognised(save: Any) -> None:
     rows = the.errands(2)
     handled: list[Any] = []
@@ -154,33 +132,6 @@ def test_a_renewal_after_one_that_failed_recognises_the_row(
     assert leased_until(row) == before
     assert heart._beat()
     assert leased_until(row) > before
-
-
-def test_a_save_after_a_renewal_frees_the_row_for_no_other_copy(beats_soon: None) -> None:
-    """The instance has no lease to write back, which would be the claim's."""
-    rows = the.errands(2)
-    handled: list[Any] = []
-    reports: list[Report] = []
-    second = the.at_least_once(lambda row: handled.append("second"), retry=the.retry())
-
-    def handle(row: Errand) -> None:
-        handled.append(row.place)
-        claimed = leased_until(row)
-        until(lambda: leased_until(row) > claimed)
-        row.result = "saved"
-        row.save()
-        assert leased_until(row) > claimed
-        narrowed: dict[str, Any] = {"wait_for_locked": 0, "filter": the.only(row)}
-        reports.append(the.elsewhere(lambda: second(**narrowed)))
-
-    reports.append(the.at_least_once(handle, lease=Lease(60), retry=the.retry())())
-    assert handled == [0, 1]
-    *during, after = reports
-    assert len(during) == 2
-    for report in during:
-        assert_run(report)
-    assert_run(after, processed=2)
-    assert [the.state(row)["result"] for row in rows] == ["saved", "saved"]
 
 
 if HAS_ROW_LOCKS:

@@ -17,7 +17,6 @@ from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.compiled_sql import own_values
-from dcl_processor.exceptions import InvalidDone
 from dcl_processor.runner.counters import Counters
 from dcl_processor.settlement import grouping
 from tests.contract.support import errands as the
@@ -25,7 +24,7 @@ from tests.contract.support.batches import statements
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Express, Sample, Truck
+from tests.models import Errand, Express, Sample
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -79,17 +78,6 @@ def results() -> list[str]:
 
 
 @both
-def test_results_of_their_own_are_one_statement(make: Make) -> None:
-    rows = the.errands(30)
-    given = {row.pk: {"done": True, "result": f"sent {row.place}"} for row in rows}
-    report, flips = flips_of(make, given)
-    assert_run(report, processed=30)
-    assert results() == [f"sent {place}" for place in range(30)]
-    assert Errand.objects.filter(done=True, leased_until=None).count() == 30
-    assert len(flips) == 1, flips
-
-
-@both
 def test_each_set_of_columns_is_one_statement(make: Make) -> None:
     rows = the.errands(12)
     given: dict[Any, Any] = {}
@@ -128,20 +116,6 @@ def test_expressions_are_written_as_they_are(make: Make) -> None:
     assert list(attempts) == [place + place % 3 for place in range(9)]
     assert not Errand.objects.filter(claimed_at=None).exists()
     assert len(flips) == len(kinds)
-
-
-@both
-def test_a_value_that_its_field_refuses_fails_its_row_alone(make: Make) -> None:
-    rows = the.errands(6)
-    given = {
-        row.pk: {"done": True, "attempts": row.place if row.place != 2 else "many"} for row in rows
-    }
-    report = make(the.PENDING, given)()
-    assert_run(report, processed=5, failed=1)
-    [failure] = report.failures
-    assert failure.pk == rows[2].pk
-    assert isinstance(failure.error, InvalidDone)
-    assert [the.state(row)["done"] for row in rows] == [place != 2 for place in range(6)]
 
 
 @both
@@ -197,15 +171,6 @@ def test_every_field_stores_what_it_stores_alone(make: Make, name: str) -> None:
     flips = [sql for sql in updates(seen, "tests_sample") if f"{name}" in of_set(sql)]
     # Django adds SQL of its own around the value of a BinaryField.
     assert len(flips) == (3 if name == "raw" else 1)
-
-
-@both
-def test_columns_in_several_tables_are_written_row_by_row(make: Make) -> None:
-    rows = [Truck.objects.create(load=load) for load in range(3)]
-    given = {row.pk: {"weighed": True, "load": row.load + 10, "plate": "P"} for row in rows}
-    assert_run(make(Truck.objects.filter(weighed=False), given)(), processed=3)
-    said = Truck.objects.order_by("pk").values_list("load", "plate")
-    assert list(said) == [(10, "P"), (11, "P"), (12, "P")]
 
 
 def test_a_claim_in_another_table_is_compared_all_the_same() -> None:

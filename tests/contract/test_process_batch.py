@@ -2,109 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
 from dcl_processor.exceptions import HandlerExited
 from tests.contract.support import errands as the
-from tests.contract.support.batches import note, sent, worked
-from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Parcel
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
+Rows = list[Errand]
 
-class Together(BatchProcessor[Parcel]):
-    """Handles its rows by ``process_batch()``, and remembers the places it was called with."""
 
-    done = {"sent": True}
-    batch_size = 100
+def together(
+    answer: Callable[[Rows], Any], calls: list[list[int]] | None = None, **options: Any
+) -> BatchProcessor[Errand]:
+    """Make a processor that writes to all rows of a call, and returns what ``answer`` does."""
 
-    def __init__(self, bad: Sequence[int] = (), **options: Any) -> None:
-        super().__init__(**options)
-        self.calls: list[list[int]] = []
-        self.bad = bad
+    def handle(rows: Rows) -> Any:
+        (calls if calls is not None else []).append([row.place for row in rows])
+        Errand.objects.filter(pk__in=[row.pk for row in rows]).update(result="worked")
+        return answer(rows)
 
-    def pending(self) -> Any:
-        return Parcel.objects.filter(sent=False)
-
-    def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> Sequence[Any] | None:
-        self.calls.append([row.priority for row in rows])
-        for row in rows:
-            note(row)
-            if row.priority in self.bad:
-                raise ValueError(f"place {row.priority}")
-        return None
+    return the.transactional(the.ignore, **{"process_batch": handle, "batch_size": 10, **options})
 
 
 def test_process_batch_that_raises_is_asked_again_for_each_row_alone() -> None:
-    parcels(5)
-    run = Together(bad=[2])
-    report = run()
+    the.errands(5)
+    calls: list[list[int]] = []
+
+    def fail(rows: Rows) -> None:
+        if any(row.place == 2 for row in rows):
+            raise ValueError("place 2")
+
+    report = together(fail, calls)()
     assert_run(report, processed=4, failed=1)
-    assert run.calls == [[0, 1, 2, 3, 4], [0], [1], [2], [3], [4]]
-    assert sent() == worked() == [0, 1, 3, 4]
+    assert calls == [[0, 1, 2, 3, 4], [0], [1], [2], [3], [4]]
+    assert the.places(done=True) == the.places(result="worked") == [0, 1, 3, 4]
     assert str(report.failures[0].error) == "place 2"
 
 
 def test_too_many_results_flip_nothing() -> None:
-    parcels(2)
-
-    class Doubling(Together):
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> Sequence[int]:
-            return [1 for row in rows for _ in range(2)]
-
-    report = Doubling()()
+    the.errands(2)
+    report = together(lambda rows: [1] * 2 * len(rows))()
     assert_run(report, failed=2)
     assert "one result for each of 1 rows, got 2" in str(report.failures[0].error)
-    assert sent() == []
+    assert the.places(done=True) == []
 
 
 def test_too_few_results_flip_nothing_that_is_not_told_and_are_asked_for_one_by_one() -> None:
-    parcels(4)
-
-    class Forgetful(Together):
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> Sequence[int]:
-            for row in rows:
-                note(row)
-            return [1 for row in rows if row.priority != 2]
-
-    report = Forgetful()()
+    the.errands(4)
+    report = together(lambda rows: [1 for row in rows if row.place != 2])()
     assert_run(report, processed=3, failed=1)
     assert "one result for each of 1 rows, got 0" in str(report.failures[0].error)
-    assert sent() == worked() == [0, 1, 3]
-
-
-class Answers(BatchProcessor[Errand]):
-    """Returns what its rows' places stand for, and writes for every row."""
-
-    done = {"done": True}
-    failed = {"dead": True}
-    retry = Retry(backoff=60)
-    batch_size = 10
-
-    def __init__(self, answers: dict[int, Any], **options: Any) -> None:
-        super().__init__(**options)
-        self.answers = answers
-        self.calls: list[list[int]] = []
-
-    def pending(self) -> Any:
-        return Errand.objects.filter(done=False, dead=False)
-
-    def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> Sequence[Any]:
-        self.calls.append([row.place for row in rows])
-        Errand.objects.filter(pk__in=[row.pk for row in rows]).update(result="worked")
-        return [self.answers.get(row.place) for row in rows]
-
-
-def said() -> list[tuple[Any, ...]]:
-    rows = Errand.objects.order_by("place")
-    return list(rows.values_list("done", "dead", "attempts", "result", "last_error"))
+    assert the.places(done=True) == the.places(result="worked") == [0, 1, 3]
 
 
 ANSWERS = {
@@ -113,6 +68,7 @@ ANSWERS = {
     3: Discard("moved away"),
     4: SystemExit(2),
 }
+#: What is found in the rows afterwards.
 SAID = [
     (True, False, 0, "worked", ""),
     (False, False, 1, "worked", "ValueError: no such address"),
@@ -126,12 +82,17 @@ SAID = [
 @pytest.mark.parametrize("size", [1, 6])
 def test_an_exception_in_a_rows_place_is_its_outcome_and_keeps_what_was_written(size: int) -> None:
     the.errands(6)
-    run = Answers(ANSWERS, batch_size=size)
+    calls: list[list[int]] = []
+    options: dict[str, Any] = {"failed": {"dead": True}, "retry": Retry(backoff=60)}
+    run = together(
+        lambda rows: [ANSWERS.get(row.place) for row in rows], calls, batch_size=size, **options
+    )
     report = run()
-    counts = (report.processed, report.failed, report.snoozed, report.discarded)
-    assert counts == (2, 2, 1, 1)
-    assert [place for call in run.calls for place in call] == list(range(6))  # no row twice
-    assert [(*row, text.partition(": expected")[0]) for *row, text in said()] == SAID
+    assert_run(report, processed=2, failed=2, to_retry=2, snoozed=1, discarded=1)
+    assert [place for call in calls for place in call] == list(range(6))  # no row twice
+    names = ("done", "dead", "attempts", "result", "last_error")
+    said = Errand.objects.order_by("place").values_list(*names)
+    assert [(*row, text.partition(": expected")[0]) for *row, text in said] == SAID
     assert {type(each.error) for each in report.failures} == {ValueError, HandlerExited}
 
 
@@ -139,45 +100,10 @@ def test_an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone() -> 
     """The flip of the last row is refused, which costs the transaction."""
     the.errands(4)
     Errand.objects.create(place=50, done=True, code="3")
-
-    class Coded(Answers):
-        def get_done(self, row: Errand, result: Any, /) -> dict[str, Any]:
-            return {"done": True, "code": str(row.place)}
-
-    run = Coded({1: ValueError("no such address")}, retry=None, failed=None)
-    report = run()
-    assert_run(report, processed=2, failed=2)
-    assert [row[0] for row in said()] == [True, False, True, False, True]
-    assert [row[3] for row in said()] == ["worked", "worked", "worked", "", ""]
-
-
-def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_back() -> None:
-    the.errands(1)
-
-    class Broken(Answers):
-        def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> Sequence[Any]:
-            results = super().process_batch(rows)
-            connection.set_rollback(True)
-            return results
-
-    report = Broken({0: ValueError("no such address")})()
-    assert_run(report, failed=1, to_retry=1)
-    assert [row[3] for row in said()] == [""]
-
-
-def test_process_batch_that_asks_for_a_rollback_gets_one() -> None:
-    """Nothing is written after it: the handler itself takes its rows out of pending."""
-    parcels(3)
-
-    class Undecided(Together):
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> None:
-            super().process_batch(rows)
-            if any(row.priority == 1 for row in rows):
-                transaction.set_rollback(True)
-
-    run = Undecided(done=None, repeats=True)
-    report = run()
-    assert_run(report, processed=2, failed=1)
-    # The first row is handled alone, because nothing shows beforehand that it leaves pending.
-    assert run.calls == [[0], [1, 2], [1], [2]]
-    assert worked() == [0, 2]
+    run = together(
+        lambda rows: [ANSWERS[1] if row.place == 1 else None for row in rows],
+        done=lambda row: {"done": True, "code": str(row.place)},
+    )
+    assert_run(run(), processed=2, failed=2)
+    assert the.places(done=True) == [0, 2, 50]
+    assert the.places(result="worked") == [0, 1, 2]

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from django.core import signing
-from django.db import DataError, OperationalError, connection, transaction
-from django.db.models import Count, Exists, F, Model, OuterRef, Q, QuerySet, Value
+from django.db import OperationalError, connection, transaction
+from django.db.models import Count, Exists, F, Model, OuterRef, Q, QuerySet
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.contrib.reservations import Reservation
-from dcl_processor.contrib.reservations import handing_out as hand_out
 from dcl_processor.contrib.reservations import hold as held
 from dcl_processor.contrib.reservations import hold as reservation_token
 from dcl_processor.contrib.reservations.hold import Found, HandOut
@@ -127,22 +126,6 @@ def test_a_row_is_reserved_and_settled_on_the_alias_that_is_asked_for() -> None:
     assert handed.row._state.db == "other"
     again(run, handed).settle()
     assert the.state(row)["done"]
-
-
-@each_kind
-def test_hand_outs_share_a_rehearsal_for_a_while(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    the.errands(4)
-    run = make(kind)
-    numbers = []
-    for trusted in (60.0, 60.0, 0.0):
-        monkeypatch.setattr(hand_out, "TRUSTED", trusted)
-        with CaptureQueriesContext(connection) as queries:
-            assert len(run.reserve()) == 1
-        numbers.append(sum("ROLLBACK TO" in each["sql"] for each in queries.captured_queries))
-    assert numbers[0] == numbers[2] > numbers[1] == 0
-    assert run.reserve(using="other")
 
 
 def test_rows_that_have_used_up_their_attempts_are_given_up_on_and_not_counted() -> None:
@@ -406,20 +389,6 @@ def test_a_token_survives_renewals(kind: Any) -> None:
         assert (one.expires_at - first) % timedelta(seconds=60) == timedelta(0)
     again(run, handed).settle("still mine")
     assert the.state(row)["result"] == "still mine"
-
-
-if connection.vendor == "postgresql":
-
-    def test_a_row_that_cannot_be_read_is_not_said_to_be_lost() -> None:
-        [row] = the.errands(1)
-        run = make()
-        [handed] = run.reserve()
-        with connection.cursor() as cursor:
-            cursor.execute("UPDATE tests_errand SET next_attempt_at = 'infinity'")
-        with pytest.raises(DataError):
-            again(run, handed).settle()
-        handed.settle()
-        assert Errand.objects.filter(pk=row.pk, done=True).exists()
 
 
 def test_a_renewal_that_is_not_needed_changes_nothing() -> None:
@@ -731,24 +700,6 @@ def test_the_conditions_that_the_claim_has_ended_do_not_hide_the_row(
 
 
 @pytest.mark.parametrize(
-    "pending",
-    [
-        lambda: Parcel.objects.extra(where=["note = ''"]),  # a constant
-        lambda: Parcel.objects.filter(note="", priority=0),
-        lambda: Parcel.objects.filter(note="") | Parcel.objects.filter(weight__gt=5),
-    ],
-    ids=["raw", "another column that changed", "combined"],
-)
-def test_a_row_that_another_condition_hides_has_its_annotations_too(
-    pending: Callable[[], QuerySet[Any]],
-) -> None:
-    parcel()
-    _, again = handed_out(lambda: pending().annotate(place=F("depot__name")), CLAIMED)
-    Parcel.objects.update(priority=1)
-    assert again.row.place == "Hamburg"
-
-
-@pytest.mark.parametrize(
     ("counts", "hidden"),
     [(True, True), (False, True), (False, False)],
     ids=["aggregate", "join", "join of two"],
@@ -807,30 +758,3 @@ def test_a_claim_in_the_table_of_a_parent_does_not_hide_the_row() -> None:
         {"delivery": Delivery.AT_MOST_ONCE, **options, "done": {"done": True, "claimed": False}},
     )
     assert handed.row.shown == again.row.shown == 1
-
-
-@each_kind_of_row
-def test_a_row_that_was_deleted_is_lost(options: dict[str, Any], free: Q) -> None:
-    parcel()
-    _, again = handed_out(lambda: Parcel.objects.filter(free, sent=False), options)
-    Parcel.objects.all().delete()
-    with pytest.raises(ReservationLost) as lost:
-        assert again.row
-    assert lost.value.reason == "gone"
-
-
-def test_a_row_whose_annotation_fails_without_the_conditions_is_read_without_it() -> None:
-    """Another session has changed the column that a condition keeps from being divided by."""
-    made = parcel(priority=4)
-
-    def rate() -> QuerySet[Parcel]:
-        return Parcel.objects.filter(FREE, sent=False, priority__gt=0).annotate(
-            rate=Value(100) / F("priority")
-        )
-
-    _, again = handed_out(rate, LEASE)
-    Parcel.objects.filter(pk=made.pk).update(priority=0)
-    assert again.row == made
-    again.settle()
-    made.refresh_from_db()
-    assert made.sent

@@ -203,21 +203,14 @@ def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
 )
 def test_what_no_column_takes_is_taken_out_of_the_error(error: Exception, said: str) -> None:
     the.errands(1)
-
-    def handle(row: Errand) -> None:
-        raise error
-
-    assert_run(retrying(handle)(), failed=1, to_retry=1)
+    assert_run(retrying(the.raising(error))(), failed=1, to_retry=1)
     row = Errand.objects.get()
     assert (row.attempts, row.last_error) == (1, said)
 
 
 def test_a_long_error_is_cut_to_what_the_column_holds() -> None:
     the.errands(1)
-
-    def handle(row: Errand) -> None:
-        raise ValueError("x" * 100_000)
-
+    handle = the.raising(ValueError("x" * 100_000))
     assert_run(retrying(handle)(), failed=1, to_retry=1)
     assert len(Errand.objects.get().last_error) == 2_000
     Errand.objects.update(next_attempt_at=None)
@@ -228,16 +221,12 @@ def test_a_long_error_is_cut_to_what_the_column_holds() -> None:
 def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
     the.errands(10)
     Errand.objects.update(attempts=3)
-
-    def handle(row: Errand) -> None:
-        raise ValueError
-
     run = batch_processor(
         pending=Errand.objects.filter(done=False).only("place"),
         done={"done": True},
         retry=Retry(backoff=HOUR),
         batch_size=10,
-    )(handle)
+    )(the.raising(ValueError()))
     with statements() as seen:
         assert_run(run(), failed=10, to_retry=10)
     # MariaDB is asked by one, too, what the session sees, and for triggers, as SQLite is.

@@ -38,8 +38,10 @@ def test_null_counts_as_no_attempt_and_the_last_one_writes_the_dead_letter(
         assert_run(run(), failed=3, to_retry=3)
         assert the.column("tries") == [attempt] * 3
         assert the.column("status") == ["queued"] * 3
+        assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
     assert_run(run(), failed=3)
     assert (the.column("tries"), the.column("status")) == ([3] * 3, ["failed"] * 3)
+    assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
     assert_run(run())
 
 
@@ -95,17 +97,6 @@ def test_without_a_counter_no_attempt_is_the_last_and_each_delay_is_the_first(
         assert_run(run())
         Dispatch.objects.update(not_before=DatabaseNow() - timedelta(seconds=1))
     assert (the.column("tries"), the.column("status")) == ([None], ["queued"])
-
-
-@the.each_way
-def test_a_row_that_nothing_shows_as_given_up_is_reported_as_tried_again(make: the.Make) -> None:
-    """A function as ``failed`` may leave a row as it is, and then there is no count to show it."""
-    the.dispatches(1)
-    retry = the.retry(None, give_up_on=OSError)
-    run = make(the.always_fails, retry=retry, failed=lambda row, error: None)
-    for _ in range(2):
-        assert_run(run(), failed=1, to_retry=1)
-    assert (the.column("tries"), the.column("status")) == ([2], ["queued"])
 
 
 @the.each_way
@@ -166,16 +157,6 @@ def test_a_snooze_without_a_column_for_its_time_is_a_failure_that_says_so(make: 
     assert the.column("status") == ["queued"] * 2
     assert {tries or 0 for tries in the.column("tries")} == {0}  # neither costs an attempt
     assert_run(run(), failed=1, snoozed=1)
-
-
-@the.each_way
-def test_the_default_columns_add_nothing_to_the_lock_free_read(make: the.Make) -> None:
-    """A counter that cannot be NULL needs no condition for it."""
-    the.dispatches(1, status="sent")
-    with statements() as seen:
-        make(the.always_fails, retry=the.retry(3, attempts="many_tries"))()
-    assert len(seen) == 1
-    assert seen[0].count("many_tries") == 1
 
 
 # --- ``max_attempts`` as a column's name, and as a function of the row
@@ -324,18 +305,6 @@ def test_process_batch_gets_the_rows_that_have_attempts_left() -> None:
     Dispatch.objects.filter(place=2).update(status="queued", tries=9, allowed=2)
     assert_run(run())
     assert len(got) == 1
-
-
-@each_kind
-def test_a_lapsed_lease_that_was_the_last_attempt_of_its_row_is_given_up(limit: Any) -> None:
-    rows_with_limits(tries=2, leased_until=DatabaseNow() - timedelta(seconds=1))
-    calls = the.Calls()
-    run = the.at_least_once(calls.handler(), retry=the.retry(limit), failed={"status": "failed"})
-    assert_run(run(), failed=3, to_retry=1)
-    assert calls.places == [1, 2]
-    assert the.column("status") == ["failed", "failed", "queued"]
-    # Not the attempt that the claim counted and that did not take place.
-    assert the.column("tries") == [1, 3, 3]
 
 
 @pytest.mark.parametrize("limit", [1, "allowed", by_function], ids=["number", "column", "function"])

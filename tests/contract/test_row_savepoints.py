@@ -92,23 +92,6 @@ def test_i7_a_cursor_that_is_older_than_the_row_opens_the_savepoint_too() -> Non
     assert calls == [0, 1, 2]  # no row is redone
 
 
-def test_i7_an_iterator_in_chunks_opens_the_savepoint_too() -> None:
-    parcels(3)
-    Scan.objects.create(parcel=Parcel.objects.create(sent=True, priority=50))
-
-    def handle(row: Parcel) -> None:
-        for _ in Scan.objects.iterator(chunk_size=1):
-            note(row)
-        if row.priority == 1:
-            raise ValueError
-
-    with statements() as seen:
-        report = in_batches(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert len(savepoints(seen)) == 3
-    assert worked() == [0, 2]
-
-
 def old_cursor() -> Callable[[Parcel], Any]:
     cursor = connection.connection.cursor()
     return lambda row: cursor.execute(f"{WRITE} WHERE id = {row.pk}")
@@ -327,36 +310,3 @@ def test_a_handler_that_leaves_a_wrapper_behind_does_not_break_the_rows_after_it
     assert_run(report, processed=2, failed=1)
     assert len(savepoints(seen)) == 3
     assert sent() == worked() == [0, 2]
-
-
-def test_a_single_row_without_retry_needs_no_savepoint() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        if row.priority == 1:
-            raise ValueError
-
-    with statements() as seen:
-        report = in_batches(handle, batch_size=1)()
-    assert_run(report, processed=2, failed=1)
-    assert savepoints(seen) == []
-    assert sent() == worked() == [0, 2]
-
-
-if connection.vendor == "sqlite":
-
-    def test_i7_work_past_django_is_not_that_of_a_row_that_fails_behind_it() -> None:
-        the.errands(3)
-        calls: list[int] = []
-
-        def handle(row: Errand) -> None:
-            calls.append(row.place)
-            if row.place == 0:
-                sql = "UPDATE tests_errand SET result = 'worked' WHERE id = ?"
-                connection.connection.execute(sql, [row.pk])
-            if row.place == 1:
-                raise ValueError
-
-        assert_run(the.transactional(handle, batch_size=3)(), processed=2, failed=1, redone=0)
-        assert calls == [0, 1, 2]

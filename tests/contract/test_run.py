@@ -11,59 +11,41 @@ from django.db import connection, transaction
 from django.db.models import F
 from django.test import TestCase
 
-from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
 from dcl_processor.signals import row_finished, run_finished
 from tests.contract.support import errands as the
-from tests.contract.support.parcels import parcels
+from tests.contract.support.errands import ignore
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
 database = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-def processor(calls: list[int] | None = None, **options: Any) -> BatchProcessor[Parcel]:
-    options = {"pending": Parcel.objects.filter(sent=False), "done": {"sent": True}, **options}
-
-    @batch_processor(**options)
-    def send(row: Parcel) -> None:
-        """Send a parcel."""
-        if calls is not None:
-            calls.append(row.priority)
-
-    return send
-
-
 @database
 def test_limit_counts_handler_calls_those_that_fail_included() -> None:
     parcels(5)
 
-    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
-    def send(row: Parcel) -> None:
+    def handle(row: Parcel) -> None:
         if row.priority == 0:
             raise ValueError
 
-    report = send(limit=3)
-    assert_run(report, processed=2, failed=1, stopped="limit")
+    send = processor(handle)
+    assert_run(send(limit=3), processed=2, failed=1, stopped="limit")
     assert_run(send(limit=0), stopped="limit")
 
 
 @database
 def test_a_limit_that_is_just_met_is_no_reason_to_say_more_is_left() -> None:
     parcels(2)
-    assert_run(processor()(limit=2), processed=2)
+    assert_run(processor(ignore)(limit=2), processed=2)
 
 
 @database
 def test_a_stop_ends_the_run_after_the_row_at_hand() -> None:
     parcels(3)
     stop = Event()
-
-    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
-    def send(row: Parcel) -> None:
-        stop.set()
-
-    report = send(stop=stop)
+    report = processor(lambda row: stop.set())(stop=stop)
     assert_run(report, processed=1, stopped="signal")
     assert Parcel.objects.filter(sent=True).count() == 1
 
@@ -72,11 +54,7 @@ def test_a_stop_ends_the_run_after_the_row_at_hand() -> None:
 def test_the_other_alias_may_be_named_for_the_run() -> None:
     parcels(1)
     aliases: list[str | None] = []
-
-    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
-    def send(row: Parcel) -> None:
-        aliases.append(row._state.db)
-
+    send = processor(lambda row: aliases.append(row._state.db))
     assert_run(send(using="other"), processed=1)
     assert aliases == ["other"]
 
@@ -85,7 +63,7 @@ def test_the_other_alias_may_be_named_for_the_run() -> None:
 def test_a_transaction_on_another_alias_is_none_of_its_business() -> None:
     parcels(1)
     with transaction.atomic(using="other"):
-        assert_run(processor()(), processed=1)
+        assert_run(processor(ignore)(), processed=1)
 
 
 class InsideTestCase(TestCase):
@@ -96,21 +74,20 @@ class InsideTestCase(TestCase):
     def test_a_run_works(self) -> None:
         parcels(3)
         calls: list[int] = []
-        assert_run(processor(calls)(), processed=3)
+        run = processor(lambda row: calls.append(row.priority))
+        assert_run(run(), processed=3)
         assert calls == [0, 1, 2]
-        assert_run(processor(calls)())
+        assert_run(run())
 
     def test_a_failing_row_is_rolled_back_alone(self) -> None:
         parcels(2)
 
-        @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
-        def send(row: Parcel) -> None:
+        def handle(row: Parcel) -> None:
             Parcel.objects.filter(pk=row.pk).update(note="worked")
             if row.priority == 0:
                 raise ValueError
 
-        report = send()
-        assert_run(report, processed=1, failed=1)
+        assert_run(processor(handle)(), processed=1, failed=1)
         assert list(Parcel.objects.order_by("pk").values_list("note", "sent")) == [
             ("", False),
             ("worked", True),
@@ -118,7 +95,7 @@ class InsideTestCase(TestCase):
 
     def test_a_block_of_ones_own_is_refused_here_too(self) -> None:
         with transaction.atomic(), pytest.raises(InsideTransaction):
-            processor()()
+            processor(ignore)()
 
 
 @pytest.mark.django_db
@@ -139,7 +116,7 @@ def test_inside_testcase_a_write_that_is_refused_fails_its_row_alone(make: the.M
 def test_signals_tell_of_rows_and_runs_and_cannot_break_them() -> None:
     parcels(2)
     told: list[Any] = []
-    send = processor()
+    send = processor(ignore)
 
     def on_row(sender: Any, processor: Any, pk: Any, outcome: str, **kwargs: Any) -> None:
         told.append((processor, outcome))
@@ -165,11 +142,11 @@ def test_a_run_that_did_something_is_logged_and_an_empty_one_only_for_debugging(
 ) -> None:
     parcels(1)
     with caplog.at_level(logging.DEBUG, logger="dcl_processor"):
-        processor()()
-        processor()()
+        processor(ignore)()
+        processor(ignore)()
     assert [(r.levelname, r.getMessage().split(" in ")[0]) for r in caplog.records] == [
-        ("INFO", "tests.send: 1 processed"),
-        ("DEBUG", "tests.send: nothing pending"),
+        ("INFO", "tests.ignore: 1 processed"),
+        ("DEBUG", "tests.ignore: nothing pending"),
     ]
 
 
@@ -177,17 +154,14 @@ def test_a_run_that_did_something_is_logged_and_an_empty_one_only_for_debugging(
 def test_the_log_of_failures_is_capped_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     parcels(103)
 
-    pending = Parcel.objects.filter(sent=False)
-
-    @batch_processor(pending=pending, done={"sent": True}, max_consecutive_failures=0)
-    def send(row: Parcel) -> None:
+    def fail(row: Parcel) -> None:
         raise ValueError(row.priority)
 
-    report = send()
+    report = processor(fail, max_consecutive_failures=0)()
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert_run(report, failed=103)
     assert (len(report.failures), len(errors)) == (100, 101)
-    assert errors[-1] == "tests.send: 3 more rows failed and were not logged"
+    assert errors[-1] == "tests.fail: 3 more rows failed and were not logged"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +184,7 @@ def test_parameters_that_cannot_be_meant_are_refused(
     parameters: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
-        processor()(**parameters)
+        processor(ignore)(**parameters)
 
 
 @pytest.mark.parametrize(
@@ -225,16 +199,16 @@ def test_columns_that_cannot_be_flipped_are_refused_before_any_read(
     done: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidDone, match=words):
-        processor(done=done)()
+        processor(ignore, done=done)()
 
 
 def test_a_callable_that_gives_no_queryset_is_refused() -> None:
     with pytest.raises(InvalidPending, match=r"got \[\], of type list"):
-        processor(pending=list)()
+        processor(ignore, pending=list)()
 
 
 @database
 def test_a_flip_over_an_unknown_column_of_an_expression_is_one_clear_sentence() -> None:
     parcels(1)
     with pytest.raises(InvalidDone, match=r"expected done to name columns, got: Cannot resolve"):
-        processor(done={"sent": True, "note": F("no_such")})()
+        processor(ignore, done={"sent": True, "note": F("no_such")})()

@@ -18,6 +18,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session, until_ended
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
 from tests.servers.mariadb import mariadb
 
@@ -25,11 +26,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 MARIADB = connection.vendor == "mysql"
 HAS_SERVER = connection.vendor != "sqlite"
-
-
-def execute(sql: str, using: str = "default") -> None:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)
 
 
 @contextmanager

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import at_update, temporary
 from tests.models import Errand
-from tests.waiting import Barrier, until
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -166,90 +164,3 @@ def test_values_are_written_as_they_are(make: the.Make, value: str) -> None:
     the.errands(5)
     assert_run(make(the.ignore, done={"done": True, "result": value})(), processed=5)
     assert set(Errand.objects.values_list("result", flat=True)) == {value}
-
-
-@observed
-@the.each_delivery
-def test_each_row_has_the_answer_of_its_own_settlement(make: the.Make) -> None:
-    rows = the.errands(5)
-
-    def meddle(row: Errand) -> None:
-        mine = Errand.objects.filter(pk=row.pk)
-        if row.place == 1:
-            the.elsewhere(lambda: Errand.objects.filter(pk=rows[2].pk).update(done=True))
-        if row.place == 3:
-            the.elsewhere(lambda: mine.update(leased_until=None, claimed_at=None))
-
-    assert_run(make(meddle)(), processed=3, lease_lost=1, stale=1)
-    assert the.places(done=True) == [0, 1, 2, 4]
-
-
-class ToDatabase(logging.Handler):
-    """Writes each logged error to the database; ``rolls_back``: and rolls that write back."""
-
-    def __init__(self, *, rolls_back: bool) -> None:
-        super().__init__(logging.ERROR)
-        self._rolls_back = rolls_back
-        self.errors: list[Exception] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            with transaction.atomic():
-                Errand.objects.create(done=True, claimed=True, place=-1)
-                transaction.set_rollback(self._rolls_back)
-        except Exception as error:  # noqa: BLE001  # looked at by the test
-            self.errors.append(error)
-
-
-@the.all_deliveries
-@pytest.mark.parametrize("rolls_back", [False, True], ids=["commits", "rolls back"])
-def test_a_log_handler_may_use_the_database(make: the.Make, rolls_back: bool) -> None:
-    """A failure is logged when nothing waits."""
-    the.errands(5)
-    handler, logger = ToDatabase(rolls_back=rolls_back), logging.getLogger("dcl_processor")
-    logger.addHandler(handler)
-    try:
-        with at_update("NEW.place = 2 AND NEW.done", "RAISE EXCEPTION 'refused'"):
-            assert_run(make(the.ignore)(), processed=4, failed=1)
-    finally:
-        logger.removeHandler(handler)
-    assert handler.errors == []
-    assert the.places(place__gte=0, done=True) == [0, 1, 3, 4]
-    assert the.places(place=-1) == [] if rolls_back else [-1]
-
-
-@the.all_deliveries
-def test_a_thread_starts_no_row_after_an_interrupt(make: the.Make) -> None:
-    """Not even one of a batch that was dispatched in advance."""
-    the.errands(40)
-    handled: list[tuple[int, int]] = []
-    both = Barrier(2)
-
-    def handle(row: Errand) -> None:
-        handled.append((threading.get_ident(), row.place))
-        if row.place in (10, 11):
-            both.wait()  # while more rows wait for a thread
-        if row.place == 10:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make(handle)(concurrency=2)
-    [interrupted] = [thread for thread, place in handled if place == 10]
-    assert [place for thread, place in handled if thread == interrupted][-1] == 10
-
-
-@the.each_delivery
-def test_a_value_that_is_computed_is_computed_once(make: the.Make) -> None:
-    """Also if its message fails, and if it cannot be sent."""
-    the.errands(4)
-    calls: list[int] = []
-
-    def result() -> str:
-        calls.append(1)
-        return f"{len(calls)}"
-
-    with at_update(claims(2), "RAISE EXCEPTION 'x'", times=1):
-        assert_run(make(the.ignore, done={"done": True, "result": result})(), processed=4)
-    rehearsed = len(calls) - 4
-    assert rehearsed == 1
-    assert len(set(Errand.objects.values_list("result", flat=True))) == 4

@@ -11,7 +11,6 @@ from django.db import transaction
 from django.db.models import CharField, Model, QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates.question import is_own_table
 from tests import seams
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import (
@@ -55,17 +54,6 @@ def keys(rows: list[Any]) -> list[Any]:
 def is_pending(shape: Shape, row: Model) -> bool:
     with transaction.atomic(using=shape.using):
         return shape.queryset().filter(pk=row.pk).exists()
-
-
-@every_shape
-def test_the_kind_of_question(shape: Shape) -> None:
-    shape.make()
-    queryset = shape.queryset()
-    assert is_own_table(queryset) is shape.own_table
-    if shape.own_table:
-        with transaction.atomic():  # one of them locks
-            sql = str(queryset.order_by().query)
-        assert ("JOIN" in sql, sql.count("SELECT")) == (False, 1)
 
 
 @pytest.mark.parametrize("strict_order", [False, True])

@@ -51,20 +51,3 @@ def test_rows_that_fail_or_are_snoozed_stay_at_the_head_and_block_nothing() -> N
 
     assert_run(checked(handle)(), processed=10, failed=1, snoozed=1)
     assert places == [*reversed(range(12))]
-
-
-def test_i8_the_keys_of_rows_that_stay_are_looked_up_seldom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Twenty windows; each look is over all keys, so one at each window would be too many."""
-    parcels(60)
-    looks: list[int] = []
-    real = scan.forget_settled
-
-    def counted(question: Any, tried: set[Any]) -> None:
-        looks.append(len(tried))
-        real(question, tried)
-
-    monkeypatch.setattr(scan, "forget_settled", counted)
-    assert_run(checked(lambda row: None)(), processed=60)
-    assert looks == [9, 21, 45]

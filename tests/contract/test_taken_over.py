@@ -56,12 +56,8 @@ def test_it_is_called_before_the_handler_of_that_row_alone(size: int) -> None:
 def test_a_row_that_was_put_back_is_not_taken_over() -> None:
     the.errands(1)
     calls: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        raise ValueError
-
     options = {"retry": the.retry(), "taken_over": calls.append}
-    assert_run(the.at_least_once(fail, **options)(), failed=1, to_retry=1)
+    assert_run(the.at_least_once(the.raising(ValueError()), **options)(), failed=1, to_retry=1)
     assert_run(the.at_least_once(the.ignore, **options)(), processed=1)
     assert calls == []
 
@@ -142,37 +138,6 @@ def test_it_is_called_again_if_the_row_stays_pending_by_what_it_raises(
     assert_run(run(), processed=1)
     assert calls == ["taken over", "taken over", "handled"]
     assert not the.state(row)["leased_until"]
-
-
-def test_a_row_whose_last_attempt_ends_in_it_is_given_up_on_for_good() -> None:
-    [row] = the.errands(1)
-    left_behind(row)
-    calls: list[int] = []
-
-    def look(row: Errand) -> None:
-        calls.append(row.pk)
-        raise ValueError
-
-    options = {"retry": the.retry(max_attempts=2), "get_failed": lambda row, error: {}}
-    run = the.at_least_once(the.ignore, taken_over=look, **options)
-    assert_run(run(), failed=1)
-    assert not the.state(row)["leased_until"]
-    assert_run(run())
-    assert len(calls) == 1
-
-
-def test_what_another_function_than_a_plain_one_returns_fails_the_row() -> None:
-    [row] = the.errands(1)
-    left_behind(row)
-
-    def look(row: Errand) -> Any:
-        return look_async(row)
-
-    run = the.at_least_once(the.ignore, taken_over=look)
-    report = run()
-    assert_run(report, failed=1)
-    assert "got a coroutine that is never run" in str(report.failures[0].error)
-    assert shows_the_death(row)
 
 
 async def look_async(row: Errand) -> None:
@@ -280,20 +245,6 @@ def test_what_it_raises_is_the_outcome_of_its_row_which_is_left_out_of_the_call(
 
 
 @each_kind
-def test_if_it_raises_for_every_row_there_is_no_call(is_async: bool) -> None:
-    rows = the.errands(2)
-    for row in rows:
-        left_behind(row)
-
-    def look(row: Errand) -> None:
-        raise Snooze
-
-    calls = Calls(look)
-    assert_run(calls.processor(is_async=is_async)(), snoozed=2)
-    assert calls.made == [("taken over", 0), ("taken over", 1)]
-
-
-@each_kind
 def test_rows_that_are_called_again_alone_are_prepared_once(is_async: bool) -> None:
     rows = the.errands(3)
     left_behind(rows[2])
@@ -391,25 +342,6 @@ def test_asynchronous_ones_are_called_at_once_as_far_as_concurrency_allows(
     assert max(most) == number
 
 
-def test_an_interrupt_in_an_asynchronous_one_puts_all_rows_back(
-    interrupt: Callable[[], None],
-) -> None:
-    rows = the.errands(3)
-    left_behind(rows[0])
-    calls = Calls()
-
-    async def look(row: Errand) -> None:
-        interrupt()
-        await asyncio.Event().wait()
-
-    run = calls.processor(is_async=True, taken_over=look)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert calls.made == []
-    assert shows_the_death(rows[0])
-    assert all(map(the.untouched, rows[1:]))
-
-
 def test_an_interrupt_behind_an_asynchronous_one_is_not_taken_for_the_end_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -428,18 +360,3 @@ def test_an_interrupt_behind_an_asynchronous_one_is_not_taken_for_the_end_of_the
     assert calls.made == [("taken over", 0)]
     assert shows_the_death(rows[0])
     assert all(map(the.untouched, rows[1:]))
-
-
-def test_rows_without_attempts_left_are_given_up_on_without_it() -> None:
-    """Their number is a function of the row, which is asked once for all rows of the call."""
-    rows = the.errands(4)
-    for row in rows[:2]:
-        left_behind(row)
-    Errand.objects.filter(pk=rows[0].pk).update(attempts=3)
-    Errand.objects.filter(pk=rows[3].pk).update(attempts=3)
-    calls = Calls()
-    retry = the.retry(max_attempts=lambda row: 3)
-    report = calls.processor(retry=retry, failed={"dead": True})()
-    assert_run(report, processed=2, failed=2)
-    assert calls.made == [("taken over", 1), [1, 2]]
-    assert the.places(dead=True) == [0, 3]

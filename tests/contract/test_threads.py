@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import TestCase
-from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Report, batch_processor
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.watch import notify
 from dcl_processor.watch.watch import Plan, Watch
 from tests.contract.support.batches import sent
 from tests.contract.support.errands import (
@@ -162,18 +159,6 @@ def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
     assert done() == 6
 
 
-class OptionInsideTestCase(TestCase):
-    """Whose rows no other connection sees."""
-
-    def test_neither_the_option_nor_the_parameter_starts_threads(self) -> None:
-        errands(3)
-        threads: set[int] = set()
-        run = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)
-        assert_run(run(limit=1), processed=1, stopped="limit")
-        assert_run(run(concurrency=3), processed=2)
-        assert threads == {threading.get_ident()}
-
-
 # --- the watch is made of runs; ``wake()`` is a hint where the database can notify
 
 
@@ -195,10 +180,3 @@ def test_it_watches_until_its_rows_are_tried() -> None:
     for report in reports:
         assert_run(report, processed=1)
     assert Parcel.objects.filter(sent=True).count() == 3
-
-
-def test_wake_costs_a_statement_only_where_somebody_can_hear_it() -> None:
-    notify._notified.clear()
-    with CaptureQueriesContext(connection) as queries:
-        send.wake()
-    assert len(queries) == (1 if connection.vendor == "postgresql" else 0)

@@ -113,26 +113,6 @@ def time_is_up(
     assert raised, "expected such a statement, and there was none"
 
 
-@EACH
-def test_in_the_claim_it_leaves_the_row_as_it_was(
-    make: Make, logged: Callable[[], list[str]]
-) -> None:
-    rows = errands(2)
-    seen: list[str] = []
-
-    def claims(sql: str) -> bool:
-        seen.append(sql)
-        # The first statement is the look without a lock.
-        return len(seen) == 2
-
-    calls: list[int] = []
-    with pytest.raises(SoftTimeLimitExceeded), time_is_up(claims):
-        all_again(make)(lambda row: calls.append(row.pk))()
-    assert calls == []
-    assert all(untouched(row) for row in rows)
-    assert logged() == []
-
-
 @pytest.mark.parametrize("error", [SoftTimeLimitExceeded, KeyboardInterrupt])
 @EACH
 def test_while_the_outcome_is_written_it_is_no_failure(
@@ -171,25 +151,6 @@ def test_after_the_outcome_was_written_the_row_is_reported_as_processed(make: Ma
     assert state(row)["done"] is True
     report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
     assert_run(report, processed=1, stopped="signal")
-
-
-@pytest.mark.parametrize("make", [at_most_once, at_least_once])
-def test_a_row_whose_repeated_write_is_interrupted_too_is_not_reported_as_processed(
-    make: Make,
-) -> None:
-    [row] = errands(1)
-    handled: list[int] = []
-
-    def settles(sql: str) -> bool:
-        return bool(handled) and updates(sql)
-
-    run = all_again(make)(lambda row: handled.append(row.place))
-    interrupts = time_is_up(settles, KeyboardInterrupt, times=2)
-    with pytest.raises(KeyboardInterrupt) as interrupted, interrupts:
-        run()
-    assert state(row)["done"] is False
-    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
-    assert_run(report, lease_lost=1, stopped="signal")
 
 
 def test_in_an_asynchronous_handler_it_ends_the_run_as_well() -> None:

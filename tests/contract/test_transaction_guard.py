@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import Q, Value
 from django.db.models.functions import Repeat
-from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -28,11 +28,6 @@ def run(handle: Callable[[Parcel], Any], **options: Any) -> Any:
 
 def work(row: Parcel) -> None:
     Parcel.objects.filter(pk=row.pk).update(note="worked")
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 def reconnect() -> None:
@@ -225,37 +220,3 @@ def test_a_flip_whose_values_end_the_transaction_is_not_written(
     assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, TransactionLost)
     assert list(Parcel.objects.filter(sent=False).values_list("priority", flat=True)) == [1]
-
-
-def test_a_transaction_that_has_an_id_needs_no_savepoint() -> None:
-    Parcel.objects.bulk_create([Parcel(), Parcel()])
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(run(work), processed=2)
-    fenced = any("dcl_fence" in query["sql"] for query in queries)
-    assert fenced is (connection.vendor != "postgresql")
-
-
-if connection.features.has_select_for_update:
-
-    def test_a_question_that_needs_no_statement_loses_no_transaction() -> None:
-        """Django does not send a query that can have no answer, and opens no transaction for it."""
-        keys = [Parcel.objects.create().pk]
-        tried: list[str] = []
-
-        def pending() -> Any:
-            return Parcel.objects.filter(pk__in=list(keys))
-
-        with transaction.atomic(using="other"):
-            Parcel.objects.using("other").select_for_update().get()
-
-            def look(execute: Any, sql: str, *args: Any) -> Any:
-                result = execute(sql, *args)
-                if tried or "SKIP LOCKED" in sql:
-                    tried.append(sql)
-                if len(tried) == 3:  # the lock, the next window, and the look at what was locked
-                    keys.clear()  # from here on nothing can be pending
-                return result
-
-            with connection.execute_wrapper(look):
-                report = batch_processor(pending=pending, repeats=True)(work)(wait_for_locked=0.2)
-        assert_run(report, stale=1)

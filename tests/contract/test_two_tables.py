@@ -27,7 +27,7 @@ from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
-from tests.contract.support.temporary import at_update
+from tests.contract.support.temporary import at_update, execute
 from tests.models import Express, Freight, RoadTrain, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -76,10 +76,6 @@ def state(row: Express, using: str = "other") -> dict[str, Any]:
     return said
 
 
-def untouched(row: Express) -> bool:
-    return state(row) == {name: getattr(Express(), name) for name in COLUMNS}
-
-
 def is_write(sql: str) -> bool:
     return sql.startswith("UPDATE") and "1 = 0" not in sql
 
@@ -125,26 +121,6 @@ if HAS_ROW_LOCKS:
         assert_run(after, processed=2)
         assert [state(row)["leased_until"] for row in made] == [None, None]
 
-    def test_a_worker_that_comes_during_a_joint_settlement_does_not_take_a_row() -> None:
-        made = rows(3)
-        handled: list[Any] = []
-        reports: list[Report] = []
-        second = processor(lambda row: handled.append("second"), LEASED)
-
-        async def handle(row: Express) -> None:
-            handled.append(row.pk)
-
-        def come() -> None:
-            reports.append(the.elsewhere(lambda: second(wait_for_locked=0)))
-
-        first = processor(handle, LEASED, batch_size=3)
-        with before_statement(lambda sql: is_write(sql) and len(handled) == 3, come):
-            reports.append(first(concurrency=3))
-        # Rows that the settlement did not write yet may be taken; each is settled by one worker.
-        assert sum(each.processed for each in reports) == 3
-        assert len(handled) == 3 + sum(each.lease_lost for each in reports)
-        assert [state(row)["done"] for row in made] == [True] * 3
-
     @each_kind
     def test_both_parts_are_locked_when_the_first_is_written(kind: Any) -> None:
         [row] = rows(1)
@@ -156,21 +132,6 @@ if HAS_ROW_LOCKS:
         ):
             assert_run(run(), processed=1)
         assert locked == [True]
-
-    def test_both_parts_are_locked_when_a_person_settles_or_requeues_it() -> None:
-        one, two = rows(2, claimed=True, claimed_at="2024-05-01T00:00:00Z", attempts=3)
-        run = processor(the.ignore, CLAIMED, retry=Retry())
-        locked: list[bool] = []
-        for row, act in ((one, run.mark_done), (two, run.requeue)):
-            chosen = Express.objects.filter(pk=row.pk)
-            with before_statement(
-                lambda sql: sql.startswith("UPDATE"),
-                lambda row=row: locked.append(is_locked(row)),  # type: ignore[misc]  # a default
-            ):
-                assert act(chosen) == 1
-        assert locked == [True, True]
-        assert (state(one)["done"], state(one)["claimed_at"]) == (True, None)
-        assert untouched(two)
 
 
 if HAS_ROW_LOCKS:
@@ -206,8 +167,7 @@ if HAS_ROW_LOCKS:
                 if connection.vendor == "postgresql":
                     # This session would look for a deadlock before the settlement does, which
                     # looks after 1 s, and be its victim.
-                    with connection.cursor() as cursor:
-                        cursor.execute("SET LOCAL deadlock_timeout = '700ms'")
+                    execute("SET LOCAL deadlock_timeout = '700ms'")
                 for model in (Express, Freight):
                     part = model.objects.filter(pk=row.pk).order_by().select_for_update()
                     # Its key alone joins no table, which would be locked as well.
@@ -377,24 +337,6 @@ def test_a_person_who_is_cut_off_has_written_all_of_it_or_nothing(act: str, numb
         getattr(run, act)(Express.objects.all())
     connection.close()
     assert [state(row) for row in made] == before
-
-
-def test_what_a_person_asks_for_is_asked_again_under_the_lock() -> None:
-    """The rows that were meant have changed since they were read: they are left alone."""
-    one, two = rows(2, dead=True, attempts=3)
-    run = processor(the.ignore, CLAIMED, reset={"dead": False})
-
-    def change() -> None:
-        def work() -> None:
-            Freight.objects.filter(pk=one.pk).update(dead=False, result="changed")
-
-        the.elsewhere(work)
-
-    begins = " FOR " if HAS_ROW_LOCKS else "1 = 0"
-    with before_statement(lambda sql: begins in sql, change):
-        assert run.requeue(Express.objects.filter(dead=True), force=True) == 1
-    assert (state(one)["result"], state(one)["attempts"]) == ("changed", 3)
-    assert not state(two)["dead"]
 
 
 class Unlocked(NamedTuple):

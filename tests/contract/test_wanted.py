@@ -9,12 +9,10 @@ from django.db import connection, models
 from django.test.utils import isolate_apps
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import scan
-from dcl_processor.locking import wanted
 from tests.contract.support.parcels import UNSENT, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.wanted import refuse_to_load
-from tests.models import Parcel, Scan
+from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -99,47 +97,3 @@ def test_keys_that_the_database_puts_in_another_order_are_chosen_by_their_place(
             editor.delete_model(Word)
     assert calls == words
     assert_run(report, processed=4, passes=1)
-
-
-def test_a_copy_that_often_looks_again_still_visits_every_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What it was shown and did not visit is not counted as visited."""
-    monkeypatch.setattr(scan, "WINDOW", 4)
-    monkeypatch.setattr(scan, "WIDE_WINDOW", 6)
-    monkeypatch.setattr(wanted, "SPARE", 0)
-    parcels(60)
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-        if connection.features.has_select_for_update:
-            # Another copy finishes the one that would be next.
-            others = Parcel.objects.using("other").filter(sent=False, pk__gt=row.pk)
-            taken = others.order_by("pk").values_list("pk", flat=True)[:1]
-            Parcel.objects.using("other").filter(pk__in=list(taken)).update(sent=True)
-
-    report = batch_processor(pending=UNSENT, done={"sent": True})(handle)()
-    assert not UNSENT.exists()
-    assert len(calls) == len(set(calls)) >= 30
-    assert_run(report, processed=len(calls), stale=report.stale)
-
-
-def test_rows_that_come_many_times_are_read_past_in_a_strict_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Once for each match of a filter over a to-many relation."""
-    monkeypatch.setattr(scan, "WINDOW", 4)
-    rows = parcels(6)
-    for row in rows:
-        Scan.objects.bulk_create([Scan(parcel=row) for _ in range(9)])
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-        raise ValueError("closed")
-
-    asked = UNSENT.filter(scans__pk__gt=0)
-    run = batch_processor(pending=asked, done={"sent": True}, strict_order=True)(handle)
-    assert_run(run(timeout=60, wait_for_locked=0), failed=6)
-    assert calls == [row.pk for row in rows]

@@ -18,7 +18,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import at_update, temporary
+from tests.contract.support.temporary import at_update, execute, temporary
 from tests.models import Errand, Express
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -171,17 +171,6 @@ def test_a_run_in_which_nothing_succeeds_ends_after_some_failures(make: Any, siz
     report = make(handle, batch_size=size)()
     assert_run(report, failed=MOST_FROM_THE_START, stopped="failures")
     assert len(calls) == len(set(calls)) == MOST_FROM_THE_START
-
-
-def test_one_success_at_the_beginning_is_enough_to_go_on() -> None:
-    the.errands(80)
-
-    def handle(row: Errand) -> None:
-        if row.place:
-            fails()
-
-    report = the.transactional(handle)()
-    assert_run(report, processed=1, failed=79)
 
 
 @pytest.mark.parametrize("most", [None, 4])
@@ -340,8 +329,7 @@ if connection.vendor == "postgresql":
             with statements() as seen:
                 assert_run(the.transactional(the.ignore)(), processed=2)
         finally:
-            with connection.cursor() as cursor:
-                cursor.execute("DROP FUNCTION tests_keep CASCADE")
+            execute("DROP FUNCTION tests_keep CASCADE")
         return len(seen)
 
     def test_only_a_trigger_that_may_put_a_flip_back_costs_a_question() -> None:

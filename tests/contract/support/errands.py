@@ -75,6 +75,20 @@ def ignore(row: Any) -> None:
     """Handle a row by doing nothing."""
 
 
+def with_result(row: Errand, result: Any) -> dict[str, Any]:
+    """Return a flip that keeps what the handler returned."""
+    return {"done": True, "result": str(result)}
+
+
+def raising(error: BaseException) -> Callable[[Any], None]:
+    """Return a handler that raises this for every row, or call."""
+
+    def handle(_: Any) -> None:
+        raise error
+
+    return handle
+
+
 def elsewhere(act: Callable[[], T]) -> T:
     """Do something in a thread and on connections of its own, and wait for it."""
     results: list[T] = []

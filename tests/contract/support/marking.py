@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import Q
+from django.utils import timezone
 
 from dcl_processor import BatchProcessor
 from tests.models import Errand
@@ -18,6 +20,13 @@ PENDING = Errand.objects.filter(
 )
 MARK = {"claimed": True, "result": lambda: "me"}
 RESET = {"claimed": False, "result": ""}
+
+
+def left_by_a_dead_worker(**values: Any) -> Errand:
+    """Make a row as a killed worker leaves it, after its lease has lapsed."""
+    ago = timezone.now() - timedelta(days=1)
+    mark = {"claimed": True, "result": "dead", "claimed_at": ago, "leased_until": ago}
+    return Errand.objects.create(**{**mark, "attempts": 1, **values})
 
 
 def marking(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:

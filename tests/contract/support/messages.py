@@ -1,14 +1,13 @@
-"""What the client really sends to PostgreSQL, as libpq itself reports it."""
+"""Statements of one message, and how a test acts in between."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from tests import seams
 
@@ -40,22 +39,3 @@ def separately() -> Iterator[None]:
         seams.replace(patch, seams.SEND_TOGETHER, each_alone)
         seams.replace(patch, seams.IS_OBSERVED, lambda *_: False)
         yield
-
-
-@contextmanager
-def messages(using: str = "default") -> Iterator[list[str]]:
-    """Yield the messages that are sent meanwhile, each of which waits for an answer."""
-    from psycopg.pq import Trace
-
-    connections[using].ensure_connection()
-    session = connections[using].connection.pgconn
-    sent: list[str] = []
-    with tempfile.TemporaryFile("w+") as file:
-        session.trace(file.fileno())
-        session.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
-        try:
-            yield sent
-        finally:
-            session.untrace()
-            file.seek(0)
-            sent += [line for line in file.read().splitlines() if line.startswith("F\t")]

@@ -30,7 +30,6 @@ class Shape:
     finish: Callable[[Any, str], object] | None = None
     #: Let a row leave by a change beside it.
     leave: Callable[[Any, str], object] | None = None
-    own_table: bool = False
     #: Whether lock and second check in *one* statement would hand out a row that is done.
     is_double: bool = True
     #: Parents of multi-table inheritance whose rows are locked too.

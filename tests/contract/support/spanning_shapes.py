@@ -27,9 +27,7 @@ from tests.contract.support.own_shapes import parcel
 from tests.contract.support.shapes import POSTGRESQL, SQLITE, Shape, here
 from tests.models import (
     Caravan,
-    Depot,
     Parcel,
-    QuietParcel,
     RoadTrain,
     Tag,
     Trailer,
@@ -50,17 +48,12 @@ def span(name: str, pending: Any, make: Callable[[], Any] | None = None, **more:
 parcels = Parcel.objects.filter(sent=False)
 RELATIONS = [
     span("foreign key", parcels.filter(depot__open=True), leave=close_depot),
-    span("exclude a foreign key", parcels.exclude(depot__open=False), leave=close_depot),
     span(
         "nullable foreign key",
         parcels.filter(Q(depot=None) | Q(depot__open=True)),
         leave=close_depot,
     ),
-    span(
-        "foreign rows", parcels.filter(depot__in=Depot.objects.filter(open=True)), leave=close_depot
-    ),
     span("reverse foreign key", parcels.filter(scans__ok=True), leave=spoil_scans),
-    span("exclude a reverse foreign key", parcels.exclude(scans__ok=False), leave=spoil_scans),
     span("many to many", parcels.filter(tags__name="red"), tagged, leave=remove_tags),
     span("exclude many to many", parcels.exclude(tags__name="done"), leave=add_tag),
     span(
@@ -84,35 +77,10 @@ RELATIONS = [
         vendors=(POSTGRESQL, SQLITE),
     ),
     span(
-        "or of querysets",
-        parcels.filter(depot__open=True) | parcels.filter(priority=7),
-        leave=close_depot,
-    ),
-    span("and of querysets", parcels & Parcel.objects.filter(depot__open=True), leave=close_depot),
-    span(
-        "two filters over many",
-        parcels.filter(scans__ok=True).filter(scans__pk__gt=0, scans__ok=True),
-        leave=spoil_scans,
-    ),
-    span(
         "strictly ordered across",
         parcels.filter(scans__ok=True).order_by("-scans__id"),
         leave=spoil_scans,
         options={"strict_order": True},
-    ),
-    span(
-        "reversed across",
-        parcels.filter(depot__open=True).order_by("depot__name").reverse(),
-        leave=close_depot,
-    ),
-    span(
-        "using across",
-        parcels.filter(depot__open=True).using("other"),
-        leave=close_depot,
-        using="other",
-    ),
-    span(
-        "proxy across", QuietParcel.objects.filter(sent=False, depot__open=True), leave=close_depot
     ),
 ]
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from django.db import connection
+from django.db import connections
+
+
+def execute(sql: str, using: str = "default") -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
 
 
 @contextmanager
 def temporary(create: str, drop: str) -> Iterator[None]:
     """Create something for the time of the block."""
-    with connection.cursor() as cursor:
-        cursor.execute(create)
+    execute(create)
     try:
         yield
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute(drop)
+        execute(drop)
 
 
 def at_update(
