@@ -108,18 +108,6 @@ class Snapshot:
     role: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting as this session has it, in the setting's own unit."""
-
-    value: str
-    source: str
-
-    @property
-    def number(self) -> float:
-        return float(self.value)
-
-
 def rows(using: str, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
     """Return the answer of a query."""
     with connections[using].cursor() as cursor:
@@ -176,10 +164,10 @@ def snapshots(using: str) -> list[Snapshot]:
     return sorted(found, key=lambda each: each.transactions, reverse=True)
 
 
-def settings(using: str, *names: str) -> dict[str, Setting]:
-    """Return these settings; those that the server does not have are left out."""
-    sql = "SELECT name, setting, source FROM pg_settings WHERE name = ANY(%s)"
-    return {name: Setting(value, source) for name, value, source in rows(using, sql, [[*names]])}
+def settings(using: str, *names: str) -> dict[str, str]:
+    """Return these settings in their own units, without those that the server does not have."""
+    sql = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
+    return dict(rows(using, sql, [[*names]]))
 
 
 def _named(using: str, model: type[Model]) -> str:
