@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
 
-from . import liveness
+from . import conditions
 from .choosing import USAGE_ERROR
 
 #: How like an option has to be to be suggested: another one may do something else.
@@ -47,8 +47,8 @@ class OneSentenceParser(CommandParser):
         sentence = self._unknown_action(message) or self._unknown_option()
         sentence = sentence or f"{message.rstrip('.')}; see {self.prog} --help."
         if NAGIOS in self._given:
-            print(liveness.line(liveness.UNKNOWN, sentence))  # there is no output yet
-            self.exit(liveness.UNKNOWN)
+            print(conditions.line(conditions.UNKNOWN, sentence))  # there is no output yet
+            self.exit(conditions.UNKNOWN)
         if self.called_from_command_line:
             self.exit(USAGE_ERROR, f"CommandError: {sentence}\n")
         raise CommandError(sentence, returncode=USAGE_ERROR)

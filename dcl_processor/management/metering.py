@@ -1,9 +1,10 @@
-"""The metrics that ``processors run`` exposes: for a scrape, or in a file, or both."""
+"""What ``processors run`` shows outside: its metrics, and whether its workers are alive."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor import observers
 from dcl_processor.masking import described
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health, HealthFile
+from dcl_processor.processes.visible import Notifier
 
 from .choosing import USAGE_ERROR
 
@@ -44,6 +48,13 @@ def add_arguments(parser: CommandParser) -> None:
         type=Path,
         metavar="FILE",
         help="Add the metrics to this file, for node_exporter's textfile collector.",
+    )
+    parser.add_argument(
+        "--health-file",
+        type=Path,
+        metavar="PATH",
+        help="Write this file again each second while all workers are alive; "
+        "python -m dcl_processor.alive PATH looks at it.",
     )
 
 
@@ -179,3 +190,31 @@ def address(text: str) -> tuple[str, int]:
             f"expected a port from 1 to 65535, perhaps after an address and a colon, got {text!r}"
         )
     return host.strip("[]") or ADDRESS, int(port)
+
+
+# --- whether the workers are alive: for the health file, and for systemd
+
+
+@contextmanager
+def published(
+    names: Sequence[str], stop: Stop, path: Path | None, *, owns_process: bool
+) -> Iterator[Health]:
+    """Show the health of this command in the block; at its end, remove the file.
+
+    ``owns_process``: only then systemd's variables are for this command, and are removed.
+    """
+    notifier = Notifier.taken_from(os.environ) if owns_process else None
+    file = None if path is None else HealthFile(path)
+    health = Health(names, stop, file, notifier)
+    try:
+        health.ready()
+    except OSError as error:
+        raise CommandError(
+            f"expected --health-file to name a file that can be written, got {path}: "
+            f"{error.strerror}; create its folder, or choose another one.",
+            returncode=USAGE_ERROR,
+        ) from error
+    try:
+        yield health
+    finally:
+        health.close()

@@ -23,7 +23,6 @@ from dcl_processor.management import (
     doctoring,
     explaining,
     listing,
-    liveness,
     metering,
     metrics,
     showing,
@@ -167,7 +166,6 @@ class Command(BaseCommand):
         )
         watching.add_arguments(run)
         metering.add_arguments(run)
-        liveness.add_arguments(run)
         own = {
             name: actions.add_parser(name, parents=[common], help=module.HELP)
             for name, module in MODULES.items()
@@ -258,7 +256,7 @@ class Command(BaseCommand):
                 quiet_unless_configured(),
                 metering.exported([each.name for each in chosen], options) as on_counts,
                 polite_stop(output.stopping) as stop,
-                liveness.published(
+                metering.published(
                     [processor.name for processor in chosen],
                     stop,
                     options["health_file"],
