@@ -149,10 +149,7 @@ class Action:
             output.lines(result.left_lines(choice.left))
         if choice.rows and not options["dry_run"]:
             self._act(processor, output, options, result)
-        if output.as_json:
-            output.document(result.as_dict())
-        else:
-            output.lines(result.lines())
+        output.answer(result.as_dict(), result.lines())
         if left := result.number_left():
             said = "was left as it is" if left == 1 else "were left as they are"
             raise CommandError(f"{wording.rows(left)} {said}.", returncode=LEFT)
@@ -196,7 +193,8 @@ class Action:
 
         try:
             question = rows.question_of(processor, options["using"])
-            options = {**options, "values": _values(question, options)}
+            values = typed_values(question.model, options.get("set", []))
+            options = {**options, "values": values or None}
             # The action's own refusals come before the first question.
             self.prepare(processor, question.table.none(), options)
             chosen = Chooser(processor, question, options)
@@ -405,37 +403,22 @@ def _keys(rows: QuerySet[Any]) -> list[Any]:
     return list(dict.fromkeys(rows.order_by("pk").values_list("pk", flat=True)))
 
 
-def _values(question: Question[Any], options: dict[str, Any]) -> dict[str, Any] | None:
-    return typed_values(question.model, options.get("set", [])) or None
-
-
-def _requeue(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]) -> Write:
-    return operator_actions.to_requeue(processor, rows, force=options["force"])
-
-
-def _mark_done(
-    processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]
-) -> Write:
-    force = options["force"]
-    return operator_actions.to_mark_done(processor, rows, options["values"], force=force)
-
-
-def _discard(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]) -> Write:
-    return operator_actions.to_discard(processor, rows, options["reason"], options["values"])
-
-
 REQUEUE = Action(
     HELP="Put rows back into pending, as if they had never been tried.",
     name="requeue",
     did="put back into pending",
-    prepare=_requeue,
+    prepare=lambda processor, rows, options: operator_actions.to_requeue(
+        processor, rows, force=options["force"]
+    ),
     needs="done, or not waiting yet; --force puts them back, and repeats their effect",
 )
 MARK_DONE = Action(
     HELP="Write done to claimed or given up rows whose work turned out to be done.",
     name="mark-done",
     did="marked as done",
-    prepare=_mark_done,
+    prepare=lambda processor, rows, options: operator_actions.to_mark_done(
+        processor, rows, options["values"], force=options["force"]
+    ),
     needs="neither claimed nor given up",
     takes_values=True,
 )
@@ -443,7 +426,9 @@ DISCARD = Action(
     HELP="Give up on rows that are pending or claimed: write failed to them.",
     name="discard",
     did="discarded",
-    prepare=_discard,
+    prepare=lambda processor, rows, options: operator_actions.to_discard(
+        processor, rows, options["reason"], options["values"]
+    ),
     needs="neither pending nor claimed",
     takes_values=True,
     takes_reason=True,

@@ -80,22 +80,20 @@ class Order:
                 states = ledger.states(chosen)
         except Error as error:
             raise _unreachable(error, given=subjects[: len(changed)]) from error
-        if output.as_json:
-            known = changed * len(chosen) if options["all"] else changed
-            output.document(
-                [
-                    {**each.as_dict(), "changed": it is not False}
-                    for each, it in zip(states, known, strict=True)
-                ]
-            )
-            return
-        for each, it in zip(subjects, changed, strict=True):
-            own = [one.sentence for one in states if one.name == getattr(each, "name", None)]
-            output.line(f"{_who(each)}: {_outcome(self.name, it, own[0] if own else None)}")
+        known = changed * len(chosen) if options["all"] else changed
+        documents = [
+            {**each.as_dict(), "changed": it is not False}
+            for each, it in zip(states, known, strict=True)
+        ]
+        sentences = {each.name: each.sentence for each in states}
+        lines = [
+            f"{_who(each)}: {_outcome(self.name, it, sentences.get(_who(each)))}"
+            for each, it in zip(subjects, changed, strict=True)
+        ]
         if self.name == "resume" and options["all"]:
-            for state in states:
-                if state.pause is not None:
-                    output.line(f"{state.name}: stays {printable(state.sentence)}")
+            still = [each for each in states if each.pause is not None]
+            lines += [f"{each.name}: stays {printable(each.sentence)}" for each in still]
+        output.answer(documents, lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +126,7 @@ class History:
                 found = [each for one in chosen for each in _history(one, limit)]
         except Error as error:
             raise _unreachable(error) from error
-        if output.as_json:
-            output.document([document for _, document, _ in found])
-        else:
-            output.lines(line for _, _, line in found)
+        output.answer([each for _, each, _ in found], (line for _, _, line in found))
 
 
 def _history(

@@ -41,8 +41,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     among = list(registry.processors().values())
     found = list(examine(chosen, among, using=options["using"], seconds=options["timeout"]))
     # A name in the database may be chosen by any of its roles, and must not forge a line.
-    text = "\n".join(printable(str(each)) for each in found)
-    output.answer([each.as_dict() for each in found], text)
+    output.answer([each.as_dict() for each in found], (printable(str(each)) for each in found))
     levels = [each.level for each in found]
     bad = {Level.PROBLEM, Level.WARNING} if options["fail_level"] == "warning" else {Level.PROBLEM}
     if number := sum(level in bad for level in levels):

@@ -47,7 +47,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
             output.broke(processor.name, Trouble.of(error, processor, options["using"]))
             failed.append(processor.name)
         else:
-            output.answer(found.as_dict(), "\n".join(_lines(found)))
+            output.answer(found.as_dict(), _lines(found))
     if failed:
         raise CommandError(
             f"{' and '.join(failed)} could not be explained.", returncode=NOT_FOUND_OUT

@@ -54,7 +54,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     metrics = list(gauges.gauges(found))
     path: Path | None = options["metrics_file"]
     if path is None:
-        output.answer(_document(metrics), exposition.text(metrics))
+        output.answer(_document(metrics), [exposition.text(metrics)])
     else:
         try:
             exposition.write(path, metrics)

@@ -229,9 +229,9 @@ class Output:
         for line in shown_traceback(text).splitlines():
             self._write(self._stderr, line, style_func=str)
 
-    def answer(self, document: Any, text: str) -> None:
-        """Write the answer to a question, whatever the verbosity: as JSON, or else as text."""
-        self._write(self._stdout, json.dumps(document) if self.as_json else text)
+    def answer(self, document: Any, lines: Iterable[str]) -> None:
+        """Write the answer to a question, whatever the verbosity: as JSON, or else as lines."""
+        self.lines([json.dumps(document)] if self.as_json else lines)
 
     @property
     def is_terminal(self) -> bool:

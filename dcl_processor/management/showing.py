@@ -65,11 +65,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     except Exception as error:
         sentence = explain(error, processor, options["using"])
         raise CommandError(sentence, returncode=NOT_FOUND_OUT) from error
-    if output.as_json:
-        output.document(row.as_dict())
-    else:
-        for line in lines(row):
-            output.line(line)
+    output.answer(row.as_dict(), lines(row))
     named = f"row {printable(options['pk'])}"
     if not row.is_complete:
         raise CommandError(f"{named}: {row.reason}.", returncode=NOT_FOUND_OUT)

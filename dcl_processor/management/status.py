@@ -79,10 +79,8 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     left_out = _left_out(options)
     output.left_out(left_out)
     judged = _judge(found, options, left_out)
-    if output.as_json:
-        output.document([each.as_dict() for each in found])
-    elif not _wanted(options):
-        output.lines(line for each in found for line in lines(each))
+    shown = [] if _wanted(options) else (line for each in found for line in lines(each))
+    output.answer([each.as_dict() for each in found], shown)
     if judged.said:
         is_met = judged.critical or judged.warnings
         raise CommandError(judged.sentence, returncode=MET if is_met else NOT_FOUND_OUT)
