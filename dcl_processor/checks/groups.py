@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from textwrap import indent
 from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import FieldError
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import OrderBy
 from django.db.models.lookups import Exact
@@ -20,11 +20,10 @@ from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.pending_index import imports, source, suggested, time_in_flight
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import Groups, groups_of
-from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
 from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
 from dcl_processor.processor import BatchProcessor
 
-from .questions import refused
+from .questions import refusals
 
 
 def check(
@@ -36,30 +35,29 @@ def check(
     """
     if processor.group_by is None:
         return
-    is_refused = False
-    for refuse, code, hint in (
-        (
-            lambda: groups_of(processor, question.model),
-            "dcl_processor.E015",
+    found = [
+        *refusals(
+            processor,
+            partial(groups_of, processor, question.model),
             "The key is a column of the model, or a forward relation.",
+            "dcl_processor.E015",
         ),
-        (
-            lambda: _refuse_database(processor, question, ask=ask),
-            "dcl_processor.E016",
+        *refusals(
+            processor,
+            partial(_refuse_database, processor, question, ask=ask),
             "Set lock_related where the key is a foreign key, or leave group_by out.",
+            "dcl_processor.E016",
         ),
-        (
-            lambda: refuse_order(question, processor.name) if processor.in_order else None,
-            "dcl_processor.E017",
+    ]
+    if processor.in_order:
+        found += refusals(
+            processor,
+            partial(refuse_order, question, processor.name),
             "An order by other tables may change while a row of the key is handled.",
-        ),
-    ):
-        try:
-            refuse()
-        except (InvalidOption, InvalidPending, Unsupported) as error:
-            is_refused = True
-            yield refused(processor, error, hint, code)
-    if not is_refused:
+            "dcl_processor.E017",
+        )
+    yield from found
+    if not found:
         yield from _check_indexes(processor, question, groups_of(processor, question.model))
     if not processor.in_order:
         return
@@ -77,9 +75,7 @@ def check(
 def _refuse_database(processor: BatchProcessor[Any], question: Question[Any], *, ask: bool) -> None:
     refuse_database(question, processor.name, related=processor.lock_related)
     if ask and processor.lock_related:
-        # A database that does not answer is not for this check to report.
-        with suppress(DatabaseError):
-            refuse_without_skip_locked(question.using, processor.name)
+        refuse_without_skip_locked(question.using, processor.name)
 
 
 # --- the indexes: one of all pending rows, and one of those in flight
