@@ -15,7 +15,7 @@ from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.processor import BatchProcessor
 
 from . import processor_findings, session_findings, table_findings
-from .findings import Finding, Level, problem, unknown
+from .answer import Finding, Level, problem, unknown
 from .statements import Asked
 from .status import TIMEOUT, has_ledger
 

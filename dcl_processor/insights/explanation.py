@@ -83,7 +83,11 @@ def explanation(
     migration. Raises the errors of the processor's options and of the database.
     """
     asked = Asked.of(processor, using)
-    question, read, indexes = asked.question, asked.read(), asked.indexes()
+    question, read, indexes = (
+        asked.question,
+        asked.read(),
+        pending_index.suggested(processor, asked.question),
+    )
     found = Explanation(
         name=processor.name,
         delivery=str(processor.delivery),

@@ -15,8 +15,7 @@ from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import rows
-from .answer import as_utc
-from .findings import Finding, Level, ok, problem, warning
+from .answer import Finding, Level, as_utc, ok, problem, warning
 from .rows import key_text
 from .statements import Asked
 from .status import has_ledger

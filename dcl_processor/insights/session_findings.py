@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from dcl_processor.definition.kinds import rules_of
 
 from . import catalog
-from .findings import Finding, Level, ok, problem, unknown, warning
+from .answer import Finding, Level, ok, problem, unknown, warning
 from .statements import Asked
 
 #: Seconds after which a server should have noticed that a worker's machine is gone.

@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.models import Index, Model, QuerySet
 
 from dcl_processor.candidates import groups, scan
-from dcl_processor.candidates.pending_index import Suggested, pending_index, suggested
+from dcl_processor.candidates.pending_index import pending_index
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
@@ -121,10 +121,6 @@ class Asked:
         except (ValidationError, TypeError, ValueError):
             return []
         return [(first, *more) if more else first]
-
-    def indexes(self) -> Suggested:
-        """Return the indexes that serve the reads."""
-        return suggested(self.processor, self.question)
 
     def age_index(self) -> Index | None:
         """Return the index from which the age of the oldest pending row is read.

@@ -8,16 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db.models import F, QuerySet
+from django.db import connections
+from django.db.models import F, Q, QuerySet
 
 from dcl_processor import backlog
+from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.diagnosis import explain
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
-from . import rows
+from . import catalog, rows
 from .answer import Answer, Asker, How, Moment
 from .failures import by_kind, error_column
 from .locks import Locked, locked
@@ -26,8 +28,8 @@ from .statements import estimated_rows
 if TYPE_CHECKING:
     from dcl_processor.ledger import State
 
-#: Seconds that each question may take.
-TIMEOUT = 5.0
+#: Seconds that each question may take, and those of one for which a run waits.
+TIMEOUT, SIZE_TIMEOUT = 5.0, 1.0
 
 #: The answers that are numbers of pending rows, and all answers, each by a question of its own.
 PENDING = ("pending", "due", "later")
@@ -184,8 +186,7 @@ class _Subject:
 
     def _count(self, name: str) -> Answer[int]:
         keys = self._keys(name)
-        number = 0 if keys is None else keys[: self.most + 1].count()
-        return Answer(self.most, How.MORE_THAN) if number > self.most else Answer(number)
+        return Answer(0) if keys is None else _counted(keys, self.most)
 
     def _first(self, found: rows.Rows, time: Any) -> Answer[Moment]:
         """Return the earliest time of the rows; an exact ``None``: no row has one.
@@ -255,3 +256,74 @@ def _of_ledger(
     }
     answers = {name: known[name] for name in wanted}
     return replace(none, answers=answers, kept_back=found.value.sentence)
+
+
+# --- how many rows wait: counted up to a limit, and above it as the planner estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of pending rows. ``counted``: exact, a number that there are more of, or unknown.
+
+    ``estimate``: rows that the planner expects, ``None`` if it was not asked or has no number;
+    ``basis``: what it computes the estimate from. With an equal basis it knows nothing new, however
+    many rows a run has handled since.
+    """
+
+    counted: Answer[int]
+    estimate: int | None = None
+    basis: Any = None
+
+    @property
+    def least(self) -> int:
+        """The number of rows that there are at least."""
+        return (self.counted.value or 0) + (self.counted.how is How.MORE_THAN)
+
+
+def size(
+    processor: BatchProcessor[Any],
+    counted: Answer[int] | None = None,
+    *,
+    filter: Q | None = None,
+    using: str | None = None,
+    most: int | None = None,
+    seconds: float = SIZE_TIMEOUT,
+    down: dict[str, str] | None = None,
+) -> Size:
+    """Return how many rows are pending, in the database of the lock-free read; raises no error.
+
+    ``counted``: what is known already. ``filter``: as for a run. ``most``: rows that are counted at
+    most, default ``backlog.MOST``; the planner is asked only if there are more, or if counting took
+    too long. ``seconds``: the time limit of each of the two questions; ``down``: as for ``Asker``.
+    """
+    try:
+        question = backlog.question_of(processor, filter=filter, using=using)
+    except Exception as error:  # noqa: BLE001  # the run will raise it
+        return Size(counted or Answer.unknown(explain(error, processor, using)))
+    asker = Asker(processor, seconds, down)
+    if counted is None:
+        limit = backlog.MOST if most is None else most
+        counted = asker.ask(question.using, lambda: _counted(scan.every(question), limit))
+    if counted.how is How.EXACT:
+        return Size(counted)
+    expected = asker.ask(question.using, partial(_estimate, question))
+    return Size(counted, *(expected.value or ()))
+
+
+def _counted(keys: QuerySet[Any, Any], most: int) -> Answer[int]:
+    number = keys[: most + 1].count()
+    return Answer(most, How.MORE_THAN) if number > most else Answer(number)
+
+
+def _estimate(question: Question[Any]) -> Answer[tuple[int, Any]]:
+    """Return the rows that the planner expects, and the basis of the estimate."""
+    number = estimated_rows(scan.every(question))
+    if number is None:
+        return Answer.not_recorded("the database has no estimate")
+    using = question.using
+    # Every part of a plan grows with the table's file, and so with each version of a row that a run
+    # writes; the share of the pending rows is that of the last ANALYZE. Of MariaDB and MySQL, which
+    # do not tell when they sampled the table, the number itself has to differ.
+    has_time = connections[using].vendor == "postgresql"
+    basis = catalog.analyzed(using, question.model) if has_time else round(number)
+    return Answer((round(number), basis))

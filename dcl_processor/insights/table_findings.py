@@ -7,9 +7,11 @@ from typing import Any
 
 from django.db.models import Model
 
+from dcl_processor.candidates.pending_index import suggested
+
 from . import catalog
+from .answer import Finding, ok, unknown, warning
 from .explanation import SMALL
-from .findings import Finding, ok, unknown, warning
 from .statements import Asked, estimated_rows
 
 #: Multiples of autovacuum's threshold from which it is behind: it looks at a table once a minute.
@@ -107,7 +109,7 @@ def _written(asked: Asked) -> Iterator[str]:
 
 def _read_by(asked: Asked) -> Iterator[str]:
     """Yield the columns by which the index of the pending rows finds them."""
-    index = asked.indexes().read
+    index = suggested(asked.processor, asked.question).read
     for name in [] if index is None else index.fields:
         field: Any = asked.question.model._meta.get_field(name.lstrip("-"))
         yield field.column

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def handle(output: Output, options: dict[str, Any]) -> None:
     """Write the findings; raise ``CommandError`` if something is wrong, or was not found out."""
+    from dcl_processor.insights.answer import Level
     from dcl_processor.insights.doctor import examine  # not for a run
-    from dcl_processor.insights.findings import Level
 
     names = options["names"]
     chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)

@@ -117,5 +117,4 @@ def _holders(label: str, answer: Any) -> Iterator[str]:
         texts = texts or [
             "yes, by a session that the database does not name" if is_locked else "no"
         ]
-    for place, text in enumerate(texts):
-        yield f"  {label if place == 0 else '':<18} {text}"
+    return wording.labelled(label, 18, *texts)

@@ -268,8 +268,7 @@ def _paused(found: Status) -> Iterator[str]:
 
 
 def _line(label: str, *texts: str) -> Iterator[str]:
-    for place, text in enumerate(texts):
-        yield f"  {label if place == 0 else '':<15} {text}"
+    return wording.labelled(label, 15, *texts)
 
 
 def _with_time(found: Status, number: str, time: str, words: str) -> str:

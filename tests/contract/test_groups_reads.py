@@ -19,9 +19,9 @@ from dcl_processor import BatchProcessor, Lease, batch_processor
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
+from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.findings import Finding, Level
 from dcl_processor.insights.row import show
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the

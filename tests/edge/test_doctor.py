@@ -23,7 +23,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from dcl_processor.insights import catalog, session_findings, table_findings
-from dcl_processor.insights.findings import Finding, Level, ok
+from dcl_processor.insights.answer import Finding, Level, ok
 from dcl_processor.ledger.models import RecordedRun
 from sample_app import embedded, supervisor
 from tests.edge.manage import Install, Manage, execute, other
