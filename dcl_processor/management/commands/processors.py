@@ -20,11 +20,9 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.management import (
     acting,
     controlling,
-    doctoring,
     explaining,
     listing,
     metering,
-    metrics,
     showing,
     status,
     watching,
@@ -61,9 +59,9 @@ MODULES: dict[str, Any] = {
     "stop": controlling.STOP,
     "run-now": controlling.RUN_NOW,
     "history": controlling.HISTORY,
-    "explain": explaining,
-    "doctor": doctoring,
-    "metrics": metrics,
+    "explain": explaining.EXPLAIN,
+    "doctor": explaining.DOCTOR,
+    "metrics": metering.METRICS,
 }
 
 
