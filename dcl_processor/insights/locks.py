@@ -26,6 +26,7 @@ from dcl_processor.errors import printable
 from dcl_processor.locking.key_lock import lock_number
 from dcl_processor.locking.row_locks import lock_rows, lock_timeout
 
+from . import catalog
 from .answer import Answer, document_of
 
 #: Characters of a statement that are shown.
@@ -215,10 +216,8 @@ def locked_places(using: str, key: Key, most: int) -> int:
     if unseen(using):
         return 0
     numbers = [lock_number(key, place) for place in range(most)]
-    with connections[using].cursor() as cursor:
-        cursor.execute(_PLACES, [numbers])
-        (taken,) = cursor.fetchone()
-        return int(taken)
+    ((taken,),) = catalog.rows(using, _PLACES, [numbers])
+    return int(taken)
 
 
 def sessions(using: str, pids: Sequence[int]) -> tuple[Holder, ...]:
@@ -247,9 +246,8 @@ def unseen(using: str) -> str:
 
 
 def _holders(using: str, sql: str, **parameters: Any) -> list[tuple[int, Holder]]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql, parameters)
-        return [(number, _holder(columns)) for number, *columns in cursor.fetchall()]
+    found = catalog.rows(using, sql, parameters)
+    return [(number, _holder(columns)) for number, *columns in found]
 
 
 def _holder(columns: Sequence[Any]) -> Holder:
@@ -343,14 +341,8 @@ def _is_locked(question: Question[Any], pk: Any, backend: SimpleQueue[int | None
 def _backend(using: str) -> int | None:
     if connections[using].vendor != "postgresql":
         return None
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        pid: int = cursor.fetchone()[0]
-    return pid
+    return int(catalog.rows(using, "SELECT pg_backend_pid()")[0][0])
 
 
 def _blocking(using: str, pid: int) -> list[int]:
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_blocking_pids(%s)", [pid])
-        pids: list[int] = cursor.fetchone()[0]
-    return pids
+    return list(catalog.rows(using, "SELECT pg_blocking_pids(%s)", [pid])[0][0])

@@ -317,30 +317,21 @@ class Command(BaseCommand):
         options: dict[str, Any],
     ) -> tuple[Report | Trouble, Sequence[Report | Trouble]]:
         """Run a processor; return what became of the run, and of each of several workers."""
-        stop, using, limit, filter = (
-            health.stop,
-            options["using"],
-            options["limit"],
-            options["filter"],
-        )
+        which = {name: options[name] for name in ("filter", "using", "limit")}
         several = options["workers"] > 1
 
         def finishing(number: int, event: Finishing) -> None:
-            output.finishing(stop, event.call, number if several else None)
+            output.finishing(health.stop, event.call, number if several else None)
 
         try:
-            with output.watching(
-                processor, stop, filter=filter, using=using, limit=limit
-            ) as on_row:
+            with output.watching(processor, health.stop, **which) as on_row:
                 report, workers = pool.run(
                     processor,
+                    **which,
                     workers=options["workers"],
-                    filter=filter,
-                    using=using,
-                    limit=limit,
                     timeout=options["timeout"],
                     concurrency=options["concurrency"],
-                    stop=stop,
+                    stop=health.stop,
                     on_row=on_row,
                     on_counts=options["on_counts"],
                     health=health,
@@ -348,7 +339,7 @@ class Command(BaseCommand):
                     on_finishing=finishing,
                 )
         except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-            trouble = Trouble.of(error, processor, using)
+            trouble = Trouble.of(error, processor, options["using"])
             close_old_connections()
             return trouble, []
         if workers and not several:  # its only worker was lost
