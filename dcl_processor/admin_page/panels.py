@@ -12,7 +12,7 @@ from django.db.models.functions import Substr
 from dcl_processor import backlog
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
-from dcl_processor.insights import failures, rows
+from dcl_processor.insights import rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
 from dcl_processor.insights.rows import key_text
 from dcl_processor.insights.status import size, status
@@ -187,7 +187,7 @@ def number(name: str, answer: Answer[Any]) -> Number:
 class Details:
     """What only the page of one processor shows; each answer within a second, or unknown."""
 
-    failures: Answer[tuple[failures.FailureGroup, ...]]
+    failures: Answer[tuple[rows.FailureGroup, ...]]
     in_doubt: Answer[tuple[StuckRow, ...]]
     given_up: Answer[tuple[StuckRow, ...]]
     locked: Answer[Any]
@@ -217,7 +217,7 @@ def details(processor: BatchProcessor[Any], budget: Budget, down: dict[str, str]
 
     locked, _ = ask(processor, "locked", budget.part(PANEL), down)
     return Details(
-        asked(lambda question: failures.failures(processor, question, most=backlog.MOST)),
+        asked(lambda question: rows.failures(processor, question, most=backlog.MOST)),
         asked(lambda question: _in_doubt(processor, question)),
         asked(lambda question: _given_up(processor, question)),
         locked,
@@ -249,7 +249,7 @@ def _given_up(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[Stu
     found = rows.given_up(processor, question)
     if found is None:
         return Answer(())
-    column = failures.error_column(processor)
+    column = rows.error_column(processor)
     found = found.order_by("pk")
     if column is None:
         pks = found.values_list("pk", flat=True)[: SHOWN + 1]

@@ -21,7 +21,6 @@ from dcl_processor.processor import BatchProcessor
 
 from . import catalog, rows
 from .answer import Answer, Asker, How, Moment
-from .failures import by_kind, error_column
 from .locks import Locked, locked
 from .statements import estimated_rows
 
@@ -144,7 +143,7 @@ class _Subject:
                     return self._oldest()
                 case "errors":
                     texts = rows.with_error(processor, self.question).order_by()
-                    return by_kind(texts, error_column(processor) or "", most=self.most)
+                    return rows.by_kind(texts, rows.error_column(processor) or "", most=self.most)
                 case "locked":
                     return self._locked()
                 case _:

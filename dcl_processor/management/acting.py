@@ -294,7 +294,7 @@ class Chooser:
         return rows, [pk for pk in wanted if pk not in there]
 
     def _given_up(self) -> QuerySet[Any]:
-        from dcl_processor.insights import failures, rows  # as above
+        from dcl_processor.insights import rows  # as above
 
         try:
             found = rows.given_up(self.processor, self.question)
@@ -309,13 +309,13 @@ class Chooser:
         if kind is None:
             return found
         # Without a column for it there would be no rows, which looks like good news.
-        if failures.error_column(self.processor) is None:
+        if rows.error_column(self.processor) is None:
             raise CommandError(
                 f"expected a processor that stores the last error, got {self.processor.name}; set "
                 "retry=Retry(…) with last_error, or leave --error out.",
                 returncode=USAGE_ERROR,
             )
-        return failures.of_kind(self.processor, found, kind)
+        return rows.of_kind(self.processor, found, kind)
 
     def _needs(self) -> Iterator[Need]:
         """Yield that a claim is old enough for its worker to be gone, if that is to be so."""
