@@ -21,7 +21,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.diagnosis import one_line
-from dcl_processor.insights import failures, rows
+from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_of, key_text, parse_pk
 from dcl_processor.management.acting import (
     CHANGED,
@@ -72,7 +72,7 @@ class Wanted:
             case _:
                 found = rows.given_up(processor, question)
         found = question.table.none() if found is None else found
-        return found if self.kind is None else failures.of_kind(processor, found, self.kind)
+        return found if self.kind is None else rows.of_kind(processor, found, self.kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from django.http import HttpRequest
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.insights import rows
-from dcl_processor.insights.failures import LONGEST_KIND
-from dcl_processor.insights.rows import key_text
+from dcl_processor.insights.rows import LONGEST_KIND, key_text
 from dcl_processor.management.acting import named
 from dcl_processor.management.choosing import typed_values
 from dcl_processor.masking import shown

@@ -10,10 +10,10 @@ from typing import Any
 from dcl_processor import backlog
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
-from dcl_processor.insights import backlog_size, failures, rows
+from dcl_processor.insights import rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
 from dcl_processor.insights.rows import key_text
-from dcl_processor.insights.status import status
+from dcl_processor.insights.status import size, status
 from dcl_processor.management import wording
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
@@ -142,15 +142,15 @@ def _expected(
     """Return what is known of rows that are not counted; ``None``: they are, or nothing is."""
     if pending.how is How.EXACT or budget.left() < ledger.SHORTEST:
         return None
-    size = backlog_size.beyond(processor, pending, seconds=budget.left(), down=down)
-    if size.estimate is None:
+    found = size(processor, pending, seconds=budget.left(), down=down)
+    if found.estimate is None:
         return None
     # Another database than PostgreSQL has no time of its statistics, and so no basis of this type.
-    as_of = size.basis.timestamp() if isinstance(size.basis, datetime) else None
-    as_of = 0.0 if size.basis is None else as_of
+    as_of = found.basis.timestamp() if isinstance(found.basis, datetime) else None
+    as_of = 0.0 if found.basis is None else as_of
     since = before[-1][0] if before else now
     gone, rate = ledger.pace(processor, since, now, within=budget.left())
-    return Expected(size.estimate, as_of, gone, rate)
+    return Expected(found.estimate, as_of, gone, rate)
 
 
 def ask(
@@ -185,7 +185,7 @@ def number(name: str, answer: Answer[Any]) -> Number:
 class Details:
     """What only the page of one processor shows; each answer within a second, or unknown."""
 
-    failures: Answer[tuple[failures.FailureGroup, ...]]
+    failures: Answer[tuple[rows.FailureGroup, ...]]
     in_doubt: Answer[tuple[StuckRow, ...]]
     given_up: Answer[tuple[StuckRow, ...]]
     locked: Answer[Any]
@@ -215,7 +215,7 @@ def details(processor: BatchProcessor[Any], budget: Budget, down: dict[str, str]
 
     locked, _ = ask(processor, "locked", budget.part(PANEL), down)
     return Details(
-        asked(lambda question: failures.failures(processor, question, most=backlog.MOST)),
+        asked(lambda question: rows.failures(processor, question, most=backlog.MOST)),
         asked(lambda question: _in_doubt(processor, question)),
         asked(lambda question: _given_up(processor, question)),
         locked,
@@ -247,7 +247,7 @@ def _given_up(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[Stu
     found = rows.given_up(processor, question)
     if found is None:
         return Answer(())
-    column = failures.error_column(processor)
+    column = rows.error_column(processor)
     found = found.order_by("pk")
     if column is None:
         pks = found.values_list("pk", flat=True)[: SHOWN + 1]

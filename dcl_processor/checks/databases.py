@@ -3,58 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from django.apps import apps
 from django.core import checks
 from django.core.checks import CheckMessage
-from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, connections
 
 from dcl_processor import oversight
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.locking.isolation import refuse_without_transactions
 from dcl_processor.locking.slots import refuse_without_locks
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import limits
 
-from .questions import refused
+from .questions import refusals
 
 
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     """Yield an error if the processor's alias does not exist."""
-    try:
-        limits.check_alias("using", processor.using)
-    except InvalidOption as error:
-        hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
-        yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
+    hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
+    exists = partial(limits.check_alias, "using", processor.using)
+    yield from refusals(processor, exists, hint, "dcl_processor.E006")
 
 
 def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
     """Yield an error if the lease's column keeps a time that will be an hour off some day."""
-    try:
-        if processor.lease is not None:
-            processor.lease.check_clock(question.model, question.using, processor.name)
-    except FieldDoesNotExist:
-        return  # E009 reports it
-    except Unsupported as error:
+    if processor.lease is not None:
         hint = "With USE_TZ=True, columns without a time zone store UTC."
-        yield refused(processor, error, hint, "dcl_processor.E011")
+        lasts = partial(processor.lease.check_clock, question.model, question.using, processor.name)
+        yield from refusals(processor, lasts, hint, "dcl_processor.E011")
 
 
 def check_engines(
     processor: BatchProcessor[Any], question: Question[Any]
 ) -> Iterator[CheckMessage]:
     """Yield an error if a table of the model has an engine without transactions; queries it."""
-    try:
-        refuse_without_transactions(question)
-    except DatabaseError:
-        return  # the database does not answer, which is not for this check to report
-    except Unsupported as error:
-        hint = "InnoDB has transactions; MyISAM, MEMORY and Aria have none."
-        yield refused(processor, error, hint, "dcl_processor.E012")
+    hint = "InnoDB has transactions; MyISAM, MEMORY and Aria have none."
+    engines = partial(refuse_without_transactions, question)
+    yield from refusals(processor, engines, hint, "dcl_processor.E012")
 
 
 def check(
@@ -76,7 +65,9 @@ def check(
         )
     for processor in processors:
         if processor.max_workers is not None:
-            yield from _check_slots(alias, processor)
+            hint = "Or use one worker: on SQLite, workers wait for each other in any case."
+            slots = partial(refuse_without_locks, alias, processor.name)
+            yield from refusals(processor, slots, hint, "dcl_processor.E014")
     if not connection.features.has_select_for_update:
         # The other deliveries hold no lock while a handler runs, and their workers share the work.
         inside = [p.name for p in processors if rules_of(p).in_transaction]
@@ -97,14 +88,6 @@ def check(
             obj=who,
             id="dcl_processor.W005",
         )
-
-
-def _check_slots(alias: str, processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
-    try:
-        refuse_without_locks(alias, processor.name)
-    except Unsupported as error:
-        hint = "Or use one worker: on SQLite, workers wait for each other in any case."
-        yield refused(processor, error, hint, "dcl_processor.E014")
 
 
 def _skips_locked(alias: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from django.core import checks
@@ -12,11 +13,11 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Value
 
 from dcl_processor.definition.model_columns import check_columns, check_own_columns, written
-from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.exceptions import InvalidDone
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import Values, is_constant
 
-from .questions import is_frozen, refused
+from .questions import is_frozen, refusals
 
 Constants = Mapping[Any, Any]
 
@@ -25,11 +26,9 @@ def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckM
     """Yield what is wrong with the columns; a callable flip is known only when it is called."""
     for option, values in written(processor):
         yield from _Flip(processor, model, option, values).check()
-    try:
-        check_own_columns(processor, model)
-    except InvalidOption as error:
-        hint = "Abstract models with these columns are in dcl_processor.columns."
-        yield refused(processor, error, hint, "dcl_processor.E009")
+    hint = "Abstract models with these columns are in dcl_processor.columns."
+    own = partial(check_own_columns, processor, model)
+    yield from refusals(processor, own, hint, "dcl_processor.E009")
 
 
 class _Flip:

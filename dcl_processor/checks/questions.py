@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Never
 
 from django.core import checks
 from django.core.checks import CheckMessage
-from django.db import connections
+from django.core.exceptions import FieldDoesNotExist
+from django.db import DatabaseError, connections
 from django.db.models import ForeignKey, QuerySet
 from django.db.models.expressions import Col, Subquery, Value
 from django.db.models.lookups import Lookup
@@ -20,16 +21,21 @@ from django.utils import timezone
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition.model_columns import shares_keys, written_columns
 from dcl_processor.diagnosis import describe
-from dcl_processor.exceptions import InvalidPending
+from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
 from dcl_processor.processor import BatchProcessor
 
 
-def refused(
-    processor: BatchProcessor[Any], error: Exception, hint: str, number: str
-) -> CheckMessage:
-    """Return the error of the check with this number for what a run would refuse."""
-    sentence = str(error).removeprefix(f"{processor.name}: ")
-    return checks.Error(sentence, hint=hint, obj=processor.name, id=number)
+def refusals(
+    processor: BatchProcessor[Any], refuse: Callable[[], object], hint: str, number: str
+) -> Iterator[CheckMessage]:
+    """Yield the error of the check with this number if a run would refuse the processor so."""
+    try:
+        refuse()
+    except (FieldDoesNotExist, DatabaseError):
+        return  # E009 reports it; or the database does not answer, which is not for a check
+    except (InvalidOption, InvalidPending, Unsupported) as error:
+        sentence = str(error).removeprefix(f"{processor.name}: ")
+        yield checks.Error(sentence, hint=hint, obj=processor.name, id=number)
 
 
 def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[CheckMessage]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from django.db import connections
 from django.db.models import Model
@@ -68,7 +68,7 @@ class TableIndex:
     is_unique: bool
     is_partial: bool
     scans: int | None
-    columns: tuple[str, ...]
+    columns: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +108,13 @@ class Snapshot:
     role: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting as this session has it, in the setting's own unit."""
-
-    value: str
-    source: str
-
-    @property
-    def number(self) -> float:
-        return float(self.value)
-
-
-def rows(using: str, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+def rows(
+    using: str, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()
+) -> list[tuple[Any, ...]]:
     """Return the answer of a query."""
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
-        answer: list[tuple[Any, ...]] = cursor.fetchall()
-    return answer
+        return cast("list[tuple[Any, ...]]", cursor.fetchall())
 
 
 def partitions(using: str, model: type[Model]) -> list[str]:
@@ -135,11 +124,7 @@ def partitions(using: str, model: type[Model]) -> list[str]:
 
 def indexes(using: str, model: type[Model], *, of: Sequence[str] = ()) -> list[TableIndex]:
     """Return the indexes of the model's table, and of the tables ``of``, that queries may use."""
-    found = rows(using, _INDEXES, [[_named(using, model), *of]])
-    return [
-        TableIndex(name, unique, partial, scans, tuple(columns))
-        for name, unique, partial, scans, columns in found
-    ]
+    return [TableIndex(*row) for row in rows(using, _INDEXES, [[_named(using, model), *of]])]
 
 
 def table(using: str, model: type[Model]) -> Table:
@@ -161,10 +146,8 @@ def table(using: str, model: type[Model]) -> Table:
 
 def analyzed(using: str, model: type[Model]) -> datetime | None:
     """Return when the statistics of the model's table, or of a part of it, were made last."""
-    name = _named(using, model)
-    ((at,),) = rows(using, _ANALYZED, [name, name])
-    found: datetime | None = at
-    return found
+    ((at,),) = rows(using, _ANALYZED, [_named(using, model)] * 2)
+    return cast("datetime | None", at)
 
 
 def snapshots(using: str) -> list[Snapshot]:
@@ -176,10 +159,10 @@ def snapshots(using: str) -> list[Snapshot]:
     return sorted(found, key=lambda each: each.transactions, reverse=True)
 
 
-def settings(using: str, *names: str) -> dict[str, Setting]:
-    """Return these settings; those that the server does not have are left out."""
-    sql = "SELECT name, setting, source FROM pg_settings WHERE name = ANY(%s)"
-    return {name: Setting(value, source) for name, value, source in rows(using, sql, [[*names]])}
+def settings(using: str, *names: str) -> dict[str, str]:
+    """Return these settings in their own units, without those that the server does not have."""
+    sql = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
+    return dict(rows(using, sql, [[*names]]))
 
 
 def _named(using: str, model: type[Model]) -> str:

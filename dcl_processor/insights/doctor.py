@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from django.db import connections
-from django.db.models import Model
 
 from dcl_processor.database.contention import is_database_error
 from dcl_processor.database.time_limit import reading
@@ -15,9 +15,9 @@ from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.processor import BatchProcessor
 
 from . import processor_findings, session_findings, table_findings
-from .findings import Finding, Level, has_ledger
+from .answer import Finding, Level, problem, unknown
 from .statements import Asked
-from .status import TIMEOUT
+from .status import TIMEOUT, has_ledger
 
 #: By name, what is found out about each database, and which databases can tell.
 _SESSIONS: dict[str, tuple[Callable[[str, Sequence[Asked]], Iterator[Finding]], frozenset[str]]] = {
@@ -50,25 +50,26 @@ def examine(
         try:
             asked.append(Asked.of(processor, using))
         except Exception as error:  # noqa: BLE001  # the reason is the finding
-            yield _broken(processor, error, using)
+            level = unknown if is_database_error(error) else problem
+            what = explain(error, processor, using).rstrip(".")
+            found = level(what, "It cannot run", "manage.py check")
+            yield replace(found, check="options", about=processor.name)
     for alias in dict.fromkeys(each.question.using for each in asked):
         here = [each for each in asked if each.question.using == alias]
         yield from _of_database(alias, here, seconds)
     for each in asked:
-        yield from processor_findings.routing(each)
-        yield from _of_lease(each, seconds)
-    yield from processor_findings.sharing_columns(asked, [*asked, *_others(asked, among, using)])
+        name = each.processor.name
+        yield from _found("router", name, processor_findings.routing(each))
+        limit = (_ledger(), seconds) if each.processor.lease and has_ledger() else None
+        yield from _found("lease", name, processor_findings.lease_times(each), limit)
+    shared = processor_findings.sharing_columns(asked, [*asked, *_others(asked, among, using)])
+    yield from _found("shared-columns", "", shared)
 
 
-def _of_lease(asked: Asked, seconds: float) -> Iterator[Finding]:
-    """Find whether the lease is long enough, in the database of the ledger if there is one."""
-    findings = processor_findings.lease_times(asked)
-    if asked.processor.lease is None or not has_ledger():
-        yield from findings
-        return
+def _ledger() -> str:
     from dcl_processor.ledger.tables import alias  # has models
 
-    yield from _Search(alias(), seconds).found("lease", asked.processor.name, findings)
+    return alias()
 
 
 def _others(
@@ -83,81 +84,59 @@ def _others(
                 continue
 
 
-def _broken(processor: BatchProcessor[Any], error: Exception, using: str | None) -> Finding:
-    level = Level.UNKNOWN if is_database_error(error) else Level.PROBLEM
-    what = explain(error, processor, using).rstrip(".")
-    return Finding(level, "options", processor.name, what, "It cannot run", "manage.py check")
-
-
 def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator[Finding]:
-    yield from session_findings.requests(using, asked)
+    about, limit, connection = f"database {using!r}", (using, seconds), connections[using]
+    yield from _found("atomic-requests", about, session_findings.requests(using))
     try:
-        connections[using].ensure_connection()
+        connection.ensure_connection()
     except Exception as error:  # noqa: BLE001  # whatever a driver raises
-        yield _unknown("connection", session_findings.about(using), error)
+        yield replace(_failed(error), check="connection", about=about)
         return
-    vendor = connections[using].vendor
-    if vendor == "postgresql":
-        yield from _pooling(using)
-    search = _Search(using, seconds)
+    left_out: list[str] = []
+    if connection.vendor == "postgresql":
+        # Outside the transaction that limits the time of the other questions.
+        yield from _found("pooler", about, session_findings.pooling(using))
+        for model in dict.fromkeys(each.question.model for each in asked):
+            theirs = [each for each in asked if each.question.model is model]
+            yield from _of_table(f"table {model._meta.db_table} of {about}", theirs, limit)
     for check, (find, vendors) in _SESSIONS.items():
-        if vendor in vendors:
-            yield from search.found(check, session_findings.about(using), find(using, asked))
-    if vendor == "postgresql":
-        yield from _of_tables(using, asked, search)
+        if connection.vendor in vendors:
+            yield from _found(check, about, find(using, asked), limit)
+        else:
+            left_out.append(check)
     for each in asked:
         held = processor_findings.held_keys(each)
-        yield from search.found("held-key", each.processor.name, held)
-    left_out = [check for check, (_, vendors) in _SESSIONS.items() if vendor not in vendors]
-    left_out += [] if vendor == "postgresql" else _OF_TABLES
-    if left_out:
-        yield Finding(
-            Level.LEFT_OUT,
-            "database",
-            session_findings.about(using),
-            f"{', '.join(left_out)}: {connections[using].display_name} is not asked for them",
-        )
+        yield from _found("held-key", each.processor.name, held, limit)
+    if connection.vendor != "postgresql":
+        left_out += _OF_TABLES
+        what = f"{', '.join(left_out)}: {connection.display_name} is not asked for them"
+        yield Finding(Level.LEFT_OUT, what, check="database", about=about)
 
 
-def _pooling(using: str) -> Iterator[Finding]:
-    """Find a pooler; outside the transaction that limits the time of the other questions."""
+def _of_table(about: str, users: Sequence[Asked], limit: tuple[str, float]) -> Iterator[Finding]:
+    using, model = limit[0], users[0].question.model
+    yield from _found("autovacuum", about, table_findings.autovacuum(using, model), limit)
+    yield from _found("flag-index", about, table_findings.needless_indexes(using, users), limit)
+    for each in users:
+        found = table_findings.pending_share(using, each)
+        yield from _found("pending", each.processor.name, found, limit)
+
+
+def _found(
+    check: str, about: str, findings: Iterable[Finding], limit: tuple[str, float] | None = None
+) -> list[Finding]:
+    """Return the findings; an error, of the database or of any code, is one as well.
+
+    ``limit``: the database that is asked, and the seconds that each question may take.
+    """
     try:
-        yield from session_findings.pooling(using)
-    except Exception as error:  # noqa: BLE001  # for instance no room for a second connection
-        yield _unknown("pooler", session_findings.about(using), error)
+        with nullcontext() if limit is None else reading(*limit):
+            found = list(findings)
+    except Exception as error:  # noqa: BLE001  # the other findings are still to be found
+        found = [_failed(error)]
+    return [replace(each, check=check, about=each.about or about) for each in found]
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """Asks one database; each of its questions may take so many seconds."""
-
-    using: str
-    seconds: float
-
-    def found(self, check: str, about: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-        """Yield the findings; an error, of the database or of any code, is one as well."""
-        try:
-            with reading(self.using, self.seconds):
-                found = list(findings)
-        except Exception as error:  # noqa: BLE001  # the other findings are still to be found
-            found = [_unknown(check, about, error)]
-        yield from found
-
-
-def _of_tables(using: str, asked: Sequence[Asked], search: _Search) -> Iterator[Finding]:
-    users: dict[type[Model], list[Asked]] = {}
-    for each in asked:
-        users.setdefault(each.question.model, []).append(each)
-    for model, theirs in users.items():
-        where = f"table {model._meta.db_table}"
-        yield from search.found("autovacuum", where, table_findings.autovacuum(using, model))
-        yield from search.found("flag-index", where, table_findings.needless_indexes(using, theirs))
-        for each in theirs:
-            found = table_findings.pending_share(using, each)
-            yield from search.found("pending", each.processor.name, found)
-
-
-def _unknown(check: str, about: str, error: Exception) -> Finding:
+def _failed(error: Exception) -> Finding:
     said = f"the database answered: {one_line(error)}"
-    what = (said if is_database_error(error) else describe(error)).rstrip(".")
-    return Finding(Level.UNKNOWN, check, about, what)
+    return unknown((said if is_database_error(error) else describe(error)).rstrip("."))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import DatabaseError, connections
@@ -40,17 +40,17 @@ class Explanation:
     delivery: str
     model: type[Model]
     using: str
-    read: str | None
-    claim: tuple[str, ...]
-    plan: Plan | None
-    verdict: str
-    index: Index | None
     index_model: type[Model]
-    is_declared: bool
-    is_chosen: bool | None
-    in_flight_index: Index | None
-    age_index: Index | None
-    remarks: tuple[str, ...]
+    verdict: str
+    read: str | None = None
+    claim: tuple[str, ...] = ()
+    plan: Plan | None = None
+    index: Index | None = None
+    is_declared: bool = False
+    is_chosen: bool | None = None
+    in_flight_index: Index | None = None
+    age_index: Index | None = None
+    remarks: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the explanation for JSON."""
@@ -83,50 +83,46 @@ def explanation(
     migration. Raises the errors of the processor's options and of the database.
     """
     asked = Asked.of(processor, using)
-    question, read = asked.question, asked.read()
-    plan = None if read is None else _plan(read, question.model, seconds)
-    indexes = asked.indexes()
-    needs_index = read is not None and (plan is None or plan.index is None)
-    index = indexes.read if needs_index else None
-    in_flight = indexes.in_flight if read is not None else None
-    return Explanation(
+    question, read, indexes = (
+        asked.question,
+        asked.read(),
+        pending_index.suggested(processor, asked.question),
+    )
+    found = Explanation(
         name=processor.name,
         delivery=str(processor.delivery),
         model=question.model,
         using=question.using,
-        read=None if read is None else read.text,
-        claim=_claim(asked, seconds) if read is not None else (),
-        plan=plan,
-        verdict=_verdict(read, plan, question.using),
-        index=index,
         index_model=indexes.model,
+        verdict="No row can be pending, so nothing is sent.",
+    )
+    if read is None:
+        return found
+    with reading(read.using, seconds):
+        plan = plan_of(read, question.model)
+    with reading(read.using, seconds):
+        claim = tuple(each.text for each in asked.claim(asked.keys()))
+    index = indexes.read if plan is None or plan.index is None else None
+    return replace(
+        found,
+        verdict=_verdict(plan, question.using),
+        read=read.text,
+        claim=claim,
+        plan=plan,
+        index=index,
         is_declared=index is not None and pending_index.is_declared(index, indexes.model),
-        is_chosen=_would_use(read, indexes.model, index, seconds),
-        in_flight_index=_undeclared(in_flight, indexes.model),
-        age_index=_undeclared(asked.age_index(), question.model) if read is not None else None,
-        remarks=tuple(_remarks(asked, plan)) if read is not None else (),
+        is_chosen=None if index is None else _would_use(read, indexes.model, index, seconds),
+        in_flight_index=_undeclared(indexes.in_flight, indexes.model),
+        age_index=_undeclared(asked.age_index(), question.model),
+        remarks=tuple(_remarks(asked, plan)),
     )
 
 
-def _plan(read: Statement, model: type[Model], seconds: float) -> Plan | None:
-    with reading(read.using, seconds):
-        return plan_of(read, model)
-
-
-def _would_use(
-    read: Statement | None, model: type[Model], index: Index | None, seconds: float
-) -> bool | None:
-    if read is None or index is None:
-        return None
+def _would_use(read: Statement, model: type[Model], index: Index, seconds: float) -> bool | None:
     # An index that the extension cannot have leaves the explanation as it is.
     with suppress(DatabaseError), reading(read.using, seconds):
         return would_use(read, model, index)
     return None
-
-
-def _claim(asked: Asked, seconds: float) -> tuple[str, ...]:
-    with reading(asked.question.using, seconds):
-        return tuple(each.text for each in asked.claim(asked.keys()))
 
 
 def _source(index: Index | None) -> str | None:
@@ -137,10 +133,8 @@ def _undeclared(index: Index | None, model: type[Model]) -> Index | None:
     return None if index is None or pending_index.is_declared(index, model) else index
 
 
-def _verdict(read: Statement | None, plan: Plan | None, using: str) -> str:
+def _verdict(plan: Plan | None, using: str) -> str:
     database: str = connections[using].display_name
-    if read is None:
-        return "No row can be pending, so nothing is sent."
     if plan is None:
         return f"Plans of {database} are not read here."
     if plan.index is not None:

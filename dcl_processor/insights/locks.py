@@ -8,9 +8,9 @@ open. The lock that a released savepoint took has a transaction of its own, whic
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import datetime
 from queue import SimpleQueue
@@ -26,6 +26,7 @@ from dcl_processor.errors import printable
 from dcl_processor.locking.key_lock import lock_number
 from dcl_processor.locking.row_locks import lock_rows, lock_timeout
 
+from . import catalog
 from .answer import Answer, document_of
 
 #: Characters of a statement that are shown.
@@ -215,10 +216,8 @@ def locked_places(using: str, key: Key, most: int) -> int:
     if unseen(using):
         return 0
     numbers = [lock_number(key, place) for place in range(most)]
-    with connections[using].cursor() as cursor:
-        cursor.execute(_PLACES, [numbers])
-        (taken,) = cursor.fetchone()
-        return int(taken)
+    ((taken,),) = catalog.rows(using, _PLACES, [numbers])
+    return int(taken)
 
 
 def sessions(using: str, pids: Sequence[int]) -> tuple[Holder, ...]:
@@ -247,9 +246,8 @@ def unseen(using: str) -> str:
 
 
 def _holders(using: str, sql: str, **parameters: Any) -> list[tuple[int, Holder]]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql, parameters)
-        return [(number, _holder(columns)) for number, *columns in cursor.fetchall()]
+    found = catalog.rows(using, sql, parameters)
+    return [(number, _holder(columns)) for number, *columns in found]
 
 
 def _holder(columns: Sequence[Any]) -> Holder:
@@ -307,61 +305,44 @@ def probe(question: Question[Any], pk: Any) -> Answer[Probed]:
     using = question.using
     if not connections[using].features.has_select_for_update:
         return Answer.not_recorded(unseen(using))
-    waiter = _Waiter(question, pk)
-    waiter.start()
-    pid = waiter.pid.get()
+    backend: SimpleQueue[int | None] = SimpleQueue()
     pids: list[int] = []
-    while waiter.is_alive():
-        if pid is not None:
-            pids = _blocking(using, pid) or pids
-        waiter.join(INTERVAL)
-    if waiter.error is not None:
-        raise waiter.error
-    return Answer(Probed(waiter.is_locked, sessions(using, pids) if waiter.is_locked else ()))
+    # A thread has a connection of its own.
+    with ThreadPoolExecutor(1, "dcl_processor.probe") as pool:
+        waiter = pool.submit(_is_locked, question, pk, backend)
+        pid = backend.get()
+        while not wait([waiter], INTERVAL).done:
+            if pid is not None:
+                pids = _blocking(using, pid) or pids
+        is_locked = waiter.result()
+    return Answer(Probed(is_locked, sessions(using, pids) if is_locked else ()))
 
 
-class _Waiter(threading.Thread):
-    """Waits for the row's lock; a thread has a connection of its own."""
-
-    def __init__(self, question: Question[Any], pk: Any) -> None:
-        super().__init__(name="dcl_processor.probe", daemon=True)
-        self._question = question
-        self._pk = pk
-        #: Gets the process id of the session on PostgreSQL, ``None`` elsewhere.
-        self.pid: SimpleQueue[int | None] = SimpleQueue()
-        self.is_locked = False
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        using = self._question.using
-        try:
-            with transaction.atomic(using=using):
-                with lock_timeout(using, WAIT):
-                    self.pid.put(_backend(using))
-                    for table in self._question.tables:
-                        lock_rows(self._question, table, [self._pk])
-                transaction.set_rollback(True, using=using)
-        except Exception as error:  # noqa: BLE001  # raised again in the thread that asked
-            timed_out = is_database_error(error) and (
-                is_contention(error) or is_statement_timeout(error)
-            )
-            self.is_locked, self.error = timed_out, None if timed_out else error
-        finally:
-            self.pid.put(None)  # in case there was an error before
-            connections[using].close()
+def _is_locked(question: Question[Any], pk: Any, backend: SimpleQueue[int | None]) -> bool:
+    """Wait for the row's lock; ``backend`` gets the process id of the session on PostgreSQL."""
+    using = question.using
+    try:
+        with transaction.atomic(using=using):
+            with lock_timeout(using, WAIT):
+                backend.put(_backend(using))
+                for table in question.tables:
+                    lock_rows(question, table, [pk])
+            transaction.set_rollback(True, using=using)
+    except Exception as error:
+        if is_database_error(error) and (is_contention(error) or is_statement_timeout(error)):
+            return True
+        raise
+    finally:
+        backend.put(None)  # in case there was an error before
+        connections[using].close()
+    return False
 
 
 def _backend(using: str) -> int | None:
     if connections[using].vendor != "postgresql":
         return None
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        pid: int = cursor.fetchone()[0]
-    return pid
+    return int(catalog.rows(using, "SELECT pg_backend_pid()")[0][0])
 
 
 def _blocking(using: str, pid: int) -> list[int]:
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_blocking_pids(%s)", [pid])
-        pids: list[int] = cursor.fetchone()[0]
-    return pids
+    return list(catalog.rows(using, "SELECT pg_blocking_pids(%s)", [pid])[0][0])

@@ -1,4 +1,4 @@
-"""Findings about processors, which need no database: their columns, their router."""
+"""Findings about processors: their router, their columns, their lease and their keys."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from dcl_processor.checks import sharing
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
+from dcl_processor.processor import BatchProcessor
 
-from . import findings, rows
-from .answer import as_utc
-from .findings import Finding, Level, ok
+from . import rows
+from .answer import Finding, Level, as_utc, ok, problem, warning
 from .rows import key_text
 from .statements import Asked
+from .status import has_ledger
 
-#: A lease is to be at least so many times as long as the slowest handler.
-ENOUGH = 2
+#: A lease is to be at least so many times as long as the slowest handler of the last recorded runs.
+ENOUGH, RUNS = 2, 100
+
+#: Characters of a key, or of a primary key, that are shown.
+_LONGEST = 80
 
 
 def routing(asked: Asked) -> Iterator[Finding]:
     """Find whether handlers read from another database than the one that has the locks."""
-    question, name = asked.question, asked.processor.name
+    question = asked.question
     reads = router.db_for_read(question.model)
     if reads == question.using:
-        yield ok("router", name, f"rows are locked, and read by handlers, on {reads!r}")
+        yield ok(f"rows are locked, and read by handlers, on {reads!r}")
         return
-    label = question.model._meta.label
-    yield Finding(
-        Level.WARNING,
-        "router",
-        name,
-        f"rows of {label} are locked on {question.using!r}, and what handlers read goes to "
-        f"{reads!r}",
+    yield warning(
+        f"rows of {question.model._meta.label} are locked on {question.using!r}, and what handlers "
+        f"read goes to {reads!r}",
         "The lock protects nothing that is read elsewhere: a replica may show a handler values "
         "from before the lock, also those that its last row has written",
         f"Let db_for_read() return {question.using!r} while a handler works, or read with "
@@ -55,19 +55,15 @@ def sharing_columns(asked: Sequence[Asked], among: Sequence[Asked]) -> Iterator[
             if message.is_silenced() or not message.is_serious():
                 continue
             found |= {*names}
-            yield Finding(
-                Level.PROBLEM,
-                "shared-columns",
-                " and ".join(names),
+            yield problem(
                 str(message.msg).rstrip("."),
                 "Attempts of one are counted as those of the other, and a lease of one hides the "
                 "row from the other",
                 str(message.hint).rstrip("."),
+                about=" and ".join(names),
             )
-    for each in asked:
-        if each.processor.name not in found:
-            what = "no other processor writes to its retry, lease and claim columns"
-            yield ok("shared-columns", each.processor.name, what)
+    for name in [each.processor.name for each in asked if each.processor.name not in found]:
+        yield ok("no other processor writes to its retry, lease and claim columns", about=name)
 
 
 def lease_times(asked: Asked) -> Iterator[Finding]:
@@ -75,22 +71,17 @@ def lease_times(asked: Asked) -> Iterator[Finding]:
     lease: Any = asked.processor.lease
     if lease is None:
         return
-    name, slowest = asked.processor.name, findings.slowest(asked.processor)
+    slowest = _slowest(asked.processor)
     if slowest is None:
         yield Finding(
             Level.LEFT_OUT,
-            "lease",
-            name,
             f"whether {lease.seconds:g} s are enough for the handler",
             "Only the ledger records how long handlers take, and it has no run",
             "Add the ledger, or compare it with the durations of your log or your metrics; a "
             "living worker renews the lease at a third of it",
         )
     elif lease.seconds < ENOUGH * slowest:
-        yield Finding(
-            Level.WARNING,
-            "lease",
-            name,
+        yield warning(
             f"the lease is for {lease.seconds:g} s, less than twice the {slowest:.3g} s of the "
             "slowest handler",
             "A living worker renews the lease at a third of it, but one that was suspended, or "
@@ -99,11 +90,16 @@ def lease_times(asked: Asked) -> Iterator[Finding]:
             f"Set a lease of {ENOUGH * slowest:.0f} s or more, or make the handler shorter",
         )
     else:
-        yield ok("lease", name, f"the slowest handler took {slowest:.3g} s of {lease.seconds:g} s")
+        yield ok(f"the slowest handler took {slowest:.3g} s of {lease.seconds:g} s")
 
 
-#: Characters of a key, or of a primary key, that are shown.
-_LONGEST = 80
+def _slowest(processor: BatchProcessor[Any]) -> float | None:
+    """Return the seconds of the slowest handler that the ledger has, if it has any."""
+    if not has_ledger():
+        return None
+    from dcl_processor.ledger import history  # has models
+
+    return max((run.slowest for run in history(processor, limit=RUNS)), default=0.0) or None
 
 
 def held_keys(asked: Asked) -> Iterator[Finding]:
@@ -115,7 +111,7 @@ def held_keys(asked: Asked) -> Iterator[Finding]:
     if found:
         yield from found
     elif groups.in_flight is not None or groups.in_order:
-        yield ok("held-key", asked.processor.name, "no row holds its key until a person decides")
+        yield ok("no row holds its key until a person decides")
 
 
 def _in_doubt(asked: Asked, groups: Groups) -> Iterator[Finding]:
@@ -150,10 +146,7 @@ def _held(asked: Asked, groups: Groups, found: tuple[Any, Any], why: str, action
     place = "no other row of the key is handled"
     if (groups.most or 1) > 1:
         place = f"one of the {groups.most} places of the key is taken"
-    return Finding(
-        Level.PROBLEM,
-        "held-key",
-        name,
+    return problem(
         f"key {shown(str(key), _LONGEST)} is held by row {row}, {why}",
         f"Until a person decides, {place}",
         f"manage.py processors show {name} {row}, and then {actions}",

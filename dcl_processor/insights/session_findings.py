@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from dcl_processor.definition.kinds import rules_of
 
 from . import catalog
-from .findings import Finding, Level, ok
+from .answer import Finding, Level, ok, problem, unknown, warning
 from .statements import Asked
 
 #: Seconds after which a server should have noticed that a worker's machine is gone.
@@ -20,20 +20,12 @@ NOTICED_WITHIN = 300
 OLD_SNAPSHOT, MANY_TRANSACTIONS = 300.0, 1_000
 
 
-def about(using: str) -> str:
-    """Return how findings name a database."""
-    return f"database {using!r}"
-
-
-def requests(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
+def requests(using: str) -> Iterator[Finding]:
     """Find whether views have a transaction around them, in which no run may start."""
     if not connections[using].settings_dict["ATOMIC_REQUESTS"]:
-        yield ok("atomic-requests", about(using), "views have no transaction around them")
+        yield ok("views have no transaction around them")
         return
-    yield Finding(
-        Level.WARNING,
-        "atomic-requests",
-        about(using),
+    yield warning(
         "ATOMIC_REQUESTS puts a transaction around each view",
         "A run that a view starts is refused with InsideTransaction, because each row is committed "
         "separately",
@@ -44,21 +36,6 @@ def requests(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
 
 def writable(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
     """Find whether rows can be locked here: a replica locks none."""
-    if _is_writable(using):
-        yield ok("read-only", about(using), "rows can be locked and written")
-        return
-    yield Finding(
-        Level.PROBLEM,
-        "read-only",
-        about(using),
-        "the database accepts no writes: it is a replica, or its sessions are read-only",
-        "No row can be locked, so no row is handled",
-        "Give the processors the primary's alias with using=, or correct the router's "
-        "db_for_write()",
-    )
-
-
-def _is_writable(using: str) -> bool:
     match connections[using].vendor:
         case "postgresql":
             sql = "SELECT current_setting('transaction_read_only')"
@@ -70,19 +47,33 @@ def _is_writable(using: str) -> bool:
             )
         case _:
             sql = "PRAGMA query_only"
-    return all(value in ("off", "OFF", 0) for *_, value in catalog.rows(using, sql))
+    if all(value in ("off", "OFF", 0) for *_, value in catalog.rows(using, sql)):
+        yield ok("rows can be locked and written")
+        return
+    yield problem(
+        "the database accepts no writes: it is a replica, or its sessions are read-only",
+        "No row can be locked, so no row is handled",
+        "Give the processors the primary's alias with using=, or correct the router's "
+        "db_for_write()",
+    )
 
 
 def isolation(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
     """Find at which isolation level transactions begin that do not choose one."""
-    level = _isolation(using)
+    if connections[using].vendor == "mysql":
+        sql = (
+            "SHOW SESSION VARIABLES WHERE Variable_name IN "
+            "('tx_isolation', 'transaction_isolation')"
+        )
+        level = str(catalog.rows(using, sql)[0][1]).lower().replace("-", " ")
+    else:
+        # The level of OPTIONS is sent with each BEGIN; the session's default does not show it.
+        with transaction.atomic(using=using):
+            level = str(catalog.rows(using, "SHOW transaction_isolation")[0][0])
     if level == "read committed":
-        yield ok("isolation", about(using), "transactions begin at READ COMMITTED")
+        yield ok("transactions begin at READ COMMITTED")
         return
-    yield Finding(
-        Level.WARNING,
-        "isolation",
-        about(using),
+    yield warning(
         f"transactions begin at {level.upper()}",
         "A claim and its second check need READ COMMITTED: a run sets it for its own transactions, "
         "but its single statements, and handlers outside a transaction, fail with serialization "
@@ -90,18 +81,6 @@ def isolation(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
         "Remove isolation_level from OPTIONS, and default_transaction_isolation (on MariaDB "
         "and MySQL, transaction_isolation) from the role, the database and the server",
     )
-
-
-def _isolation(using: str) -> str:
-    if connections[using].vendor == "mysql":
-        sql = (
-            "SHOW SESSION VARIABLES WHERE Variable_name IN "
-            "('tx_isolation', 'transaction_isolation')"
-        )
-        return str(catalog.rows(using, sql)[0][1]).lower().replace("-", " ")
-    # The level of OPTIONS is sent with each BEGIN, and the session's default does not show it.
-    with transaction.atomic(using=using):
-        return str(catalog.rows(using, "SHOW transaction_isolation")[0][0])
 
 
 def pooling(using: str) -> Iterator[Finding]:
@@ -130,8 +109,6 @@ def pooling(using: str) -> Iterator[Finding]:
         return
     yield Finding(
         Level.NOTE,
-        "pooler",
-        about(using),
         f"{how}: a pooler in transaction mode is in between",
         "LISTEN receives nothing through it, and server-side cursors outside a transaction fail",
         "Give watchers that listen an alias that leads to the server itself, with --using",
@@ -146,71 +123,54 @@ def _pid(connection: Any) -> int:
 
 def snapshots(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
     """Find what keeps dead rows, and dead entries of the pending index, from being removed."""
-    found = catalog.snapshots(using)
-    timed = [each for each in found if each.seconds is not None]
-    old = [each for each in timed if (each.seconds or 0) >= OLD_SNAPSHOT]
-    hidden = [
-        each for each in found if each.seconds is None and each.transactions >= MANY_TRANSACTIONS
-    ]
-    for each in old:
-        yield _old(using, each, f"has been open for {each.seconds:.0f} s")
-    for each in hidden:
-        if each.kind == "session":
-            yield _hidden(using, each)
+    is_clean = True
+    for each in catalog.snapshots(using):
+        named = f" ({each.application_name})" if each.application_name else ""
+        if each.seconds is not None:
+            is_old = each.seconds >= OLD_SNAPSHOT
+            since = f"has been open for {each.seconds:.0f} s"
         else:
-            yield _old(using, each, f"is {each.transactions} transactions old")
-    if not old and not hidden:
-        yield ok("snapshot", about(using), "no old snapshot keeps dead rows")
-
-
-def _old(using: str, found: catalog.Snapshot, since: str) -> Finding:
-    named = f" ({found.application_name})" if found.application_name else ""
-    return Finding(
-        Level.WARNING,
-        "snapshot",
-        about(using),
-        f"the {found.kind} {found.name}{named} {since}",
-        "Vacuum removes no row that was flipped since, and each lock-free read passes all their "
-        "index entries",
-        "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
-        "handlers work outside the transaction with AT_LEAST_ONCE",
-    )
-
-
-def _hidden(using: str, found: catalog.Snapshot) -> Finding:
-    return Finding(
-        Level.UNKNOWN,
-        "snapshot",
-        about(using),
-        f"since when the session {found.name} of the role {found.role} has been open, which is "
-        f"{found.transactions} transactions old",
-        "PostgreSQL hides the time of another role's transaction",
-        "GRANT pg_read_all_stats to the role of this database",
-    )
+            is_old = each.transactions >= MANY_TRANSACTIONS
+            since = f"is {each.transactions} transactions old"
+        if not is_old:
+            continue
+        is_clean = False
+        if each.seconds is None and each.kind == "session":
+            yield unknown(
+                f"since when the session {each.name} of the role {each.role} has been open, which "
+                f"{since}",
+                "PostgreSQL hides the time of another role's transaction",
+                "GRANT pg_read_all_stats to the role of this database",
+            )
+            continue
+        yield warning(
+            f"the {each.kind} {each.name}{named} {since}",
+            "Vacuum removes no row that was flipped since, and each lock-free read passes all "
+            "their index entries",
+            "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
+            "handlers work outside the transaction with AT_LEAST_ONCE",
+        )
+    if is_clean:
+        yield ok("no old snapshot keeps dead rows")
 
 
 def lost_hosts(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
     """Find how long a row stays locked when the machine of its worker is gone."""
     ((is_local,),) = catalog.rows(using, "SELECT inet_client_addr() IS NULL")
     if is_local:
-        yield ok("lost-host", about(using), "the server is on this machine, behind a socket")
+        yield ok("the server is on this machine, behind a socket")
         return
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
     found = catalog.settings(using, *names, "tcp_user_timeout")
-    idle, interval, count = (found[name].number for name in names)
-    unset = [name for name in ("tcp_user_timeout",) if found[name].number == 0]
+    idle, interval, count = (float(found[name]) for name in names)
     seconds = idle + interval * count
-    if not unset and seconds <= NOTICED_WITHIN:
-        yield ok("lost-host", about(using), f"a lost machine is noticed after {seconds:.0f} s")
+    faults = ["tcp_user_timeout is not set"] if float(found["tcp_user_timeout"]) == 0 else []
+    faults += [f"keepalives take {seconds:.0f} s to fail"] if seconds > NOTICED_WITHIN else []
+    if not faults:
+        yield ok(f"a lost machine is noticed after {seconds:.0f} s")
         return
-    what = "tcp_user_timeout is not set" if unset else f"keepalives take {seconds:.0f} s to fail"
-    yield Finding(
-        Level.WARNING,
-        "lost-host",
-        about(using),
-        what
-        if not unset or seconds <= NOTICED_WITHIN
-        else f"{what}, and keepalives take {seconds:.0f} s to fail",
+    yield warning(
+        ", and ".join(faults),
         "When a worker's machine or network is lost, its row stays locked until the server notices",
         "ALTER SYSTEM SET tcp_keepalives_idle = 30, the same for tcp_keepalives_interval = 10, "
         "tcp_keepalives_count = 3 and tcp_user_timeout = 60000, then SELECT pg_reload_conf()",
@@ -220,21 +180,15 @@ def lost_hosts(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
 def idle_transactions(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
     """Find whether a handler that hangs in its transaction keeps its row forever."""
     inside = [each.processor.name for each in asked if rules_of(each.processor).in_transaction]
-    if not inside:
-        what = "no handler works inside a transaction"
-        yield ok("idle-in-transaction", about(using), what)
-        return
     name = "idle_in_transaction_session_timeout"
-    setting = catalog.settings(using, name)[name]
-    if setting.number > 0:
-        what = f"{name} is {setting.number / 1000:g} s"
-        yield ok("idle-in-transaction", about(using), what)
-        return
-    yield Finding(
-        Level.WARNING,
-        "idle-in-transaction",
-        about(using),
-        f"{name} is not set, and the handlers of {', '.join(inside)} work inside a transaction",
-        "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
-        f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
-    )
+    milliseconds = float(catalog.settings(using, name)[name])
+    if not inside:
+        yield ok("no handler works inside a transaction")
+    elif milliseconds > 0:
+        yield ok(f"{name} is {milliseconds / 1000:g} s")
+    else:
+        yield warning(
+            f"{name} is not set, and the handlers of {', '.join(inside)} work inside a transaction",
+            "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
+            f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
+        )

@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.models import Index, Model, QuerySet
 
 from dcl_processor.candidates import groups, scan
-from dcl_processor.candidates.pending_index import Suggested, pending_index, suggested
+from dcl_processor.candidates.pending_index import pending_index
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
@@ -122,10 +122,6 @@ class Asked:
             return []
         return [(first, *more) if more else first]
 
-    def indexes(self) -> Suggested:
-        """Return the indexes that serve the reads."""
-        return suggested(self.processor, self.question)
-
     def age_index(self) -> Index | None:
         """Return the index from which the age of the oldest pending row is read.
 
@@ -180,6 +176,12 @@ def plan_of(statement: Statement, model: type[Model]) -> Plan | None:
             return None
 
 
+_HYPOPG = """
+SELECT quote_ident(nspname) FROM pg_extension
+JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'hypopg'
+"""
+
+
 def would_use(statement: Statement, model: type[Model], index: Index) -> bool | None:
     """Return whether PostgreSQL would read by this index, as it has it.
 
@@ -190,18 +192,13 @@ def would_use(statement: Statement, model: type[Model], index: Index) -> bool | 
         return None
     with connection.schema_editor(collect_sql=True) as editor:
         create = str(index.create_sql(model, editor))
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT quote_ident(nspname) FROM pg_extension "
-            "JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'hypopg'"
-        )
-        for (schema,) in cursor.fetchall():
-            named = f"{schema}.hypopg_create_index(%s)"
-            cursor.execute(f"SELECT indexrelid, indexname FROM {named}", [create])  # noqa: S608  # quoted
-            oid, name = cursor.fetchone()
-            used = {each for node in _nodes(_json(statement)) for each, _ in _used(node)}
-            cursor.execute(f"SELECT {schema}.hypopg_drop_index(%s)", [oid])
-            return name in used
+    using = statement.using
+    for (schema,) in catalog.rows(using, _HYPOPG):
+        make = f"SELECT indexrelid, indexname FROM {schema}.hypopg_create_index(%s)"  # noqa: S608  # quoted
+        ((oid, name),) = catalog.rows(using, make, [create])
+        used = {each for node in _nodes(_json(statement)) for each, _ in _used(node)}
+        catalog.rows(using, f"SELECT {schema}.hypopg_drop_index(%s)", [oid])
+        return name in used
     return None
 
 

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.db.models import F, QuerySet
+from django.apps import apps
+from django.db import connections
+from django.db.models import F, Q, QuerySet
 
 from dcl_processor import backlog
+from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.diagnosis import explain
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
-from . import rows
+from . import catalog, rows
 from .answer import Answer, Asker, How, Moment
-from .failures import FailureGroup, by_kind, error_column
-from .findings import NAMES, has_ledger, of_ledger
 from .locks import Locked, locked
 from .statements import estimated_rows
 
-#: Seconds that each question may take.
-TIMEOUT = 5.0
+if TYPE_CHECKING:
+    from dcl_processor.ledger import State
+
+#: Seconds that each question may take, and those of one for which a run waits.
+TIMEOUT, SIZE_TIMEOUT = 5.0, 1.0
+
+#: The answers that are numbers of pending rows, and all answers, each by a question of its own.
+PENDING = ("pending", "due", "later")
+NUMBERS = (
+    *PENDING,
+    "next_due",
+    "oldest",
+    "in_progress",
+    "leased_until",
+    "in_doubt",
+    "in_doubt_since",
+    "given_up",
+    "errors",
+    "locked",
+)
+
+#: The app that has further answers: since when a processor is paused, and how many runs have no
+#: heartbeat and no end.
+LEDGER, OF_LEDGER = "dcl_processor.ledger", ("paused", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +67,6 @@ class Status:
         return {"name": self.name, "delivery": self.delivery, "database": self.using, **answers}
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is asked about; ``most``: the rows that are counted at most."""
-
-    processor: BatchProcessor[Any]
-    question: Question[Any]
-    most: int
-    doubt_after: float
-
-
 def status(
     processor: BatchProcessor[Any],
     *,
@@ -66,189 +79,250 @@ def status(
 ) -> Status:
     """Return what is known of a processor's rows; ``only``: some of the names in ``NUMBERS``.
 
-    "paused" and "lost" are further names, whose answers are the ledger's; without ``only`` they are
-    among the answers if the app ``dcl_processor.ledger`` is installed.
+    The names in ``OF_LEDGER`` are further ones; without ``only`` they are among the answers if the
+    ledger is installed.
 
     ``seconds``: the time limit of each question. ``doubt_after``: seconds after which a claim
     counts as in doubt, default ``default_age()``. ``most``: the rows that are counted at most,
     default ``backlog.MOST``. ``down``: databases that cannot be reached, filled for further calls.
     """
-    wanted = list(NUMBERS) if only is None else [name for name in NUMBERS if name in only]
-    kept_by_ledger = NAMES if only is None else [name for name in NAMES if name in only]
-    asks_ledger = has_ledger() if only is None else bool(kept_by_ledger)
+    wanted = [name for name in NUMBERS if only is None or name in only]
+    of_ledger = OF_LEDGER if only is None and has_ledger() else only or ()
+    kept = _of_ledger(processor, [*filter(OF_LEDGER.__contains__, of_ledger)], seconds, down)
     delivery = str(processor.delivery)
-    kept: dict[str, Any] = {"answers": {}}
-    if asks_ledger:
-        kept = of_ledger(processor, kept_by_ledger, seconds, down)
     try:
         question = rows.question_of(processor, using)
     except Exception as error:  # noqa: BLE001  # the reason is the answer
-        why = explain(error, processor, using)
-        answers = {name: Answer[Any].unknown(why) for name in wanted}
-        answers |= kept.pop("answers")
-        return Status(processor.name, delivery, using, answers, **kept)
-    asker = Asker(processor, seconds, down)
-    after = default_age(processor) if doubt_after is None else doubt_after
-    subject = Subject(processor, question, backlog.MOST if most is None else most, after)
-    answers = {name: _answer(asker, subject, name) for name in wanted}
-    answers |= kept.pop("answers")
-    return Status(processor.name, delivery, question.using, answers, **kept)
-
-
-def _answer(asker: Asker, subject: Subject, name: str) -> Answer[Any]:
-    number = NUMBERS[name]
-    question = subject.question
-
-    def read() -> Answer[Any]:
-        try:
-            return number.read(subject)
-        except rows.NotRecordedError as error:
-            return Answer.not_recorded(str(error))
-
-    expected = None if number.expect is None else partial(number.expect, subject)
-    return asker.ask(question.using, read, expected)
-
-
-def _keys(found: QuerySet[Any, Any], using: str, *, distinct: bool) -> QuerySet[Any, Any]:
-    keys = found.using(using).order_by().values("pk")
-    # A filter over a to-many relation gives a row once per match.
-    return keys.distinct() if distinct else keys
-
-
-def _count(found: rows.Rows, subject: Subject, using: str, *, distinct: bool) -> Answer[int]:
-    if found is None:
-        return Answer(0)
-    keys = _keys(found, using, distinct=distinct)
-    number = keys[: subject.most + 1].count()
-    if number > subject.most:
-        return Answer(subject.most, How.MORE_THAN)
-    return Answer(number)
-
-
-def _count_pending(find: Callable[..., rows.Rows], subject: Subject) -> Answer[int]:
-    question = subject.question
-    found = find(subject.processor, question)
-    return _count(found, subject, question.using, distinct=not question.own_table)
-
-
-def _expect_pending(find: Callable[..., rows.Rows], subject: Subject) -> Answer[int]:
-    """Return how many rows the planner expects, if the database has an estimate."""
-    question = subject.question
-    found = find(subject.processor, question)
-    if found is None:
-        return Answer(0)
-    number = estimated_rows(_keys(found, question.using, distinct=not question.own_table))
-    if number is None:
-        return Answer.not_recorded("the database has no estimate")
-    return Answer(round(number), How.ESTIMATED)
-
-
-def _count_rows(find: Callable[[Subject], rows.Rows], subject: Subject) -> Answer[int]:
-    return _count(find(subject), subject, subject.question.using, distinct=False)
-
-
-def _first(found: rows.Rows, time: Any, using: str) -> Answer[Moment]:
-    """Return the earliest time of the rows; an exact ``None``: no row has one.
-
-    By the order of the time, and not as an aggregate: beside the clock, which changes, PostgreSQL
-    would compute it from all rows, and use no index.
-    """
-    if found is None:
-        return Answer(None)
-    times = found.using(using).annotate(dcl_time=time, dcl_now=DatabaseNow())
-    timed = times.filter(dcl_time__isnull=False).order_by("dcl_time")
-    for at, now in timed.values_list("dcl_time", "dcl_now")[:1]:
-        return Answer(Moment.of(at, now))
-    return Answer(None)
-
-
-def _pending(_: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
-    return question.queryset
-
-
-def _next_due(subject: Subject) -> Answer[Moment]:
-    found = rows.later(subject.processor, subject.question)
-    retry = subject.processor.retry
-    time = F((retry.next_attempt_at if retry else None) or "")
-    return _first(found, time, subject.question.using)
-
-
-def _oldest(subject: Subject) -> Answer[Moment]:
-    since = subject.processor.pending_since
-    if since is None:
-        raise rows.NotRecordedError("set pending_since=…")
-    found = rows.waiting(subject.processor, subject.question)
-    time = F(since) if isinstance(since, str) else since
-    using = subject.question.using
-    answer = _first(found, time, using)
-    if answer.value is None and found.using(using).order_by().exists():
-        return Answer.unknown("no pending row has a value of pending_since")
-    return answer
-
-
-def _in_progress(subject: Subject) -> rows.Rows:
-    return rows.in_progress(subject.processor, subject.question, subject.doubt_after)
-
-
-def _in_doubt(subject: Subject) -> rows.Rows:
-    return rows.in_doubt(subject.processor, subject.question, subject.doubt_after)
-
-
-def _given_up(subject: Subject) -> rows.Rows:
-    return rows.given_up(subject.processor, subject.question)
-
-
-def _leased_until(subject: Subject) -> Answer[Moment]:
-    lease, using = subject.processor.lease, subject.question.using
-    return _first(_in_progress(subject) if lease else None, F(lease.field if lease else ""), using)
-
-
-def _in_doubt_since(subject: Subject) -> Answer[Moment]:
-    time = F(subject.processor.claimed_at or "")
-    return _first(_in_doubt(subject), time, subject.question.using)
-
-
-def _errors(subject: Subject) -> Answer[tuple[FailureGroup, ...]]:
-    found = rows.with_error(subject.processor, subject.question)
-    return by_kind(found.order_by(), error_column(subject.processor) or "", most=subject.most)
-
-
-def _locked(subject: Subject) -> Answer[Locked]:
-    question = subject.question
-    keys = question.unfiltered.using(question.using).order_by("pk").values("pk")
-    answer = locked(question, keys[: subject.most])
-    if answer.value is None or keys[: subject.most + 1].count() <= subject.most:
-        return answer
-    if answer.value.rows == 0:
-        return Answer.unknown(f"none of the first {subject.most:,} pending rows; there are more")
-    return replace(answer, how=How.MORE_THAN)
+        unknown = Answer[Any].unknown(explain(error, processor, using))
+        answers = {**dict.fromkeys(wanted, unknown), **kept.answers}
+        return replace(kept, delivery=delivery, using=using, answers=answers)
+    asker, after = Asker(processor, seconds, down), default_age(processor)
+    subject = _Subject(
+        processor,
+        question,
+        backlog.MOST if most is None else most,
+        after if doubt_after is None else doubt_after,
+    )
+    answers = {
+        name: asker.ask(
+            question.using,
+            partial(subject.read, name),
+            partial(subject.expect, name) if name in PENDING else None,
+        )
+        for name in wanted
+    }
+    return replace(
+        kept, delivery=delivery, using=question.using, answers={**answers, **kept.answers}
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """How an answer is read; ``expect``: how it is estimated if that takes too long."""
+class _Subject:
+    """Reads the answers about a processor; ``most``: the rows that are counted at most."""
 
-    read: Callable[[Subject], Answer[Any]]
-    expect: Callable[[Subject], Answer[Any]] | None = None
+    processor: BatchProcessor[Any]
+    question: Question[Any]
+    most: int
+    doubt_after: float
+
+    def read(self, name: str) -> Answer[Any]:
+        """Return the answer of this name."""
+        processor = self.processor
+        try:
+            match name:
+                case "next_due":
+                    at = processor.retry.next_attempt_at if processor.retry else None
+                    return self._first(self._rows("later"), F(at or ""))
+                case "leased_until":
+                    lease = processor.lease
+                    found = self._rows("in_progress") if lease else None
+                    return self._first(found, F(lease.field if lease else ""))
+                case "in_doubt_since":
+                    return self._first(self._rows("in_doubt"), F(processor.claimed_at or ""))
+                case "oldest":
+                    return self._oldest()
+                case "errors":
+                    texts = rows.with_error(processor, self.question).order_by()
+                    return rows.by_kind(texts, rows.error_column(processor) or "", most=self.most)
+                case "locked":
+                    return self._locked()
+                case _:
+                    return self._count(name)
+        except rows.NotRecordedError as error:
+            return Answer.not_recorded(str(error))
+
+    def expect(self, name: str) -> Answer[int]:
+        """Return how many rows the planner expects, if the database has an estimate."""
+        keys = self._keys(name)
+        number = 0 if keys is None else estimated_rows(keys)
+        if number is None:
+            return Answer.not_recorded("the database has no estimate")
+        return Answer(round(number), How.ESTIMATED)
+
+    def _rows(self, name: str) -> rows.Rows:
+        processor, question = self.processor, self.question
+        match name:
+            case "pending":
+                return question.queryset
+            case "due":
+                return rows.due(processor, question)
+            case "later":
+                return rows.later(processor, question)
+            case "in_progress":
+                return rows.in_progress(processor, question, self.doubt_after)
+            case "in_doubt":
+                return rows.in_doubt(processor, question, self.doubt_after)
+            case _:
+                return rows.given_up(processor, question)
+
+    def _keys(self, name: str) -> rows.Rows:
+        if (found := self._rows(name)) is None:
+            return None
+        keys: QuerySet[Any, Any] = found.using(self.question.using).order_by().values("pk")
+        # A filter over a to-many relation gives a row once per match.
+        is_distinct = name in PENDING and not self.question.own_table
+        return keys.distinct() if is_distinct else keys
+
+    def _count(self, name: str) -> Answer[int]:
+        keys = self._keys(name)
+        return Answer(0) if keys is None else _counted(keys, self.most)
+
+    def _first(self, found: rows.Rows, time: Any) -> Answer[Moment]:
+        """Return the earliest time of the rows; an exact ``None``: no row has one.
+
+        By the order of the time, and not as an aggregate: beside the clock, which changes,
+        PostgreSQL would compute it from all rows, and use no index.
+        """
+        if found is None:
+            return Answer(None)
+        times = found.using(self.question.using).annotate(dcl_time=time, dcl_now=DatabaseNow())
+        timed = times.filter(dcl_time__isnull=False).order_by("dcl_time")
+        for at, now in timed.values_list("dcl_time", "dcl_now")[:1]:
+            return Answer(Moment.of(at, now))
+        return Answer(None)
+
+    def _oldest(self) -> Answer[Moment]:
+        since = self.processor.pending_since
+        if since is None:
+            raise rows.NotRecordedError("set pending_since=…")
+        found = rows.waiting(self.processor, self.question)
+        answer = self._first(found, F(since) if isinstance(since, str) else since)
+        if answer.value is None and found.using(self.question.using).order_by().exists():
+            return Answer.unknown("no pending row has a value of pending_since")
+        return answer
+
+    def _locked(self) -> Answer[Locked]:
+        question, most = self.question, self.most
+        keys = question.unfiltered.using(question.using).order_by("pk").values("pk")
+        answer = locked(question, keys[:most])
+        if answer.value is None or keys[: most + 1].count() <= most:
+            return answer
+        if answer.value.rows == 0:
+            return Answer.unknown(f"none of the first {most:,} pending rows; there are more")
+        return replace(answer, how=How.MORE_THAN)
 
 
-def _number_of(find: Callable[..., rows.Rows]) -> Number:
-    """Return how pending rows are counted, or estimated."""
-    return Number(partial(_count_pending, find), partial(_expect_pending, find))
+def has_ledger() -> bool:
+    """Return whether the app is installed."""
+    return apps.is_installed(LEDGER)
 
 
-#: The answers of a status, each by a question of its own.
-NUMBERS: Mapping[str, Number] = {
-    "pending": _number_of(_pending),
-    "due": _number_of(rows.due),
-    "later": _number_of(rows.later),
-    "next_due": Number(_next_due),
-    "oldest": Number(_oldest),
-    "in_progress": Number(partial(_count_rows, _in_progress)),
-    "leased_until": Number(_leased_until),
-    "in_doubt": Number(partial(_count_rows, _in_doubt)),
-    "in_doubt_since": Number(_in_doubt_since),
-    "given_up": Number(partial(_count_rows, _given_up)),
-    "errors": Number(_errors),
-    "locked": Number(_locked),
-}
+def _of_ledger(
+    processor: BatchProcessor[Any],
+    wanted: Collection[str],
+    seconds: float,
+    down: dict[str, str] | None,
+) -> Status:
+    """Return the ledger's answers alone."""
+    none = Status(processor.name, "", None, {})
+    if not wanted:
+        return none
+    if not has_ledger():
+        unrecorded = Answer[Any].not_recorded(f"add {LEDGER!r} to INSTALLED_APPS")
+        return replace(none, answers=dict.fromkeys(wanted, unrecorded))
+    from dcl_processor.ledger import state  # has models
+    from dcl_processor.ledger.tables import alias
+
+    found: Answer[State] = Asker(processor, seconds, down).ask(
+        alias(), lambda: Answer(state(processor))
+    )
+    if found.value is None:
+        return replace(none, answers=dict.fromkeys(wanted, Answer[Any].unknown(found.why)))
+    pause = found.value.pause
+    known: dict[str, Answer[Any]] = {
+        "paused": Answer(None if pause is None else Moment(pause.since, pause.seconds)),
+        "lost": Answer(found.value.lost),
+    }
+    answers = {name: known[name] for name in wanted}
+    return replace(none, answers=answers, kept_back=found.value.sentence)
+
+
+# --- how many rows wait: counted up to a limit, and above it as the planner estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of pending rows. ``counted``: exact, a number that there are more of, or unknown.
+
+    ``estimate``: rows that the planner expects, ``None`` if it was not asked or has no number;
+    ``basis``: what it computes the estimate from. With an equal basis it knows nothing new, however
+    many rows a run has handled since.
+    """
+
+    counted: Answer[int]
+    estimate: int | None = None
+    basis: Any = None
+
+    @property
+    def least(self) -> int:
+        """The number of rows that there are at least."""
+        return (self.counted.value or 0) + (self.counted.how is How.MORE_THAN)
+
+
+def size(
+    processor: BatchProcessor[Any],
+    counted: Answer[int] | None = None,
+    *,
+    filter: Q | None = None,
+    using: str | None = None,
+    most: int | None = None,
+    seconds: float = SIZE_TIMEOUT,
+    down: dict[str, str] | None = None,
+) -> Size:
+    """Return how many rows are pending, in the database of the lock-free read; raises no error.
+
+    ``counted``: what is known already. ``filter``: as for a run. ``most``: rows that are counted at
+    most, default ``backlog.MOST``; the planner is asked only if there are more, or if counting took
+    too long. ``seconds``: the time limit of each of the two questions; ``down``: as for ``Asker``.
+    """
+    try:
+        question = backlog.question_of(processor, filter=filter, using=using)
+    except Exception as error:  # noqa: BLE001  # the run will raise it
+        return Size(counted or Answer.unknown(explain(error, processor, using)))
+    asker = Asker(processor, seconds, down)
+    if counted is None:
+        limit = backlog.MOST if most is None else most
+        counted = asker.ask(question.using, lambda: _counted(scan.every(question), limit))
+    if counted.how is How.EXACT:
+        return Size(counted)
+    expected = asker.ask(question.using, partial(_estimate, question))
+    return Size(counted, *(expected.value or ()))
+
+
+def _counted(keys: QuerySet[Any, Any], most: int) -> Answer[int]:
+    number = keys[: most + 1].count()
+    return Answer(most, How.MORE_THAN) if number > most else Answer(number)
+
+
+def _estimate(question: Question[Any]) -> Answer[tuple[int, Any]]:
+    """Return the rows that the planner expects, and the basis of the estimate."""
+    number = estimated_rows(scan.every(question))
+    if number is None:
+        return Answer.not_recorded("the database has no estimate")
+    using = question.using
+    # Every part of a plan grows with the table's file, and so with each version of a row that a run
+    # writes; the share of the pending rows is that of the last ANALYZE. Of MariaDB and MySQL, which
+    # do not tell when they sampled the table, the number itself has to differ.
+    has_time = connections[using].vendor == "postgresql"
+    basis = catalog.analyzed(using, question.model) if has_time else round(number)
+    return Answer((round(number), basis))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.db.models import Model
 
+from dcl_processor.candidates.pending_index import suggested
+
 from . import catalog
+from .answer import Finding, ok, unknown, warning
 from .explanation import SMALL
-from .findings import Finding, Level, ok
-from .session_findings import about
 from .statements import Asked, estimated_rows
 
 #: Multiples of autovacuum's threshold from which it is behind: it looks at a table once a minute.
@@ -31,34 +32,22 @@ _THRESHOLDS = (
 def autovacuum(using: str, model: type[Model]) -> Iterator[Finding]:
     """Find whether dead rows are removed from the table in time."""
     table, settings = catalog.table(using, model), catalog.settings(using, *_THRESHOLDS)
-    where = _where(using, model)
-    if settings["track_counts"].value == "off":
-        yield Finding(
-            Level.UNKNOWN,
-            "autovacuum",
-            where,
+    if settings["track_counts"] == "off":
+        yield unknown(
             "how many dead rows the table has",
             "track_counts is off, without which autovacuum does not work either",
             "Set track_counts = on",
         )
         return
     threshold = _threshold(table, settings)
-    is_off = settings["autovacuum"].value == "off" or table.options.get("autovacuum_enabled") in {
-        "false",
-        "off",
-        "0",
-        "no",
-    }
+    off = ("false", "off", "0", "no")
+    is_off = settings["autovacuum"] == "off" or table.options.get("autovacuum_enabled") in off
     if not is_off and table.dead <= FAR_BEHIND * threshold:
-        what = f"{table.dead} dead rows, and autovacuum starts after {threshold:.0f}"
-        yield ok("autovacuum", where, what)
+        yield ok(f"{table.dead} dead rows, and autovacuum starts after {threshold:.0f}")
         return
-    what = f"{table.dead} dead rows, where autovacuum starts after {threshold:.0f}"
-    yield Finding(
-        Level.WARNING,
-        "autovacuum",
-        where,
-        f"autovacuum is off for the table, which has {table.dead} dead rows" if is_off else what,
+    behind = f"{table.dead} dead rows, where autovacuum starts after {threshold:.0f}"
+    yield warning(
+        f"autovacuum is off for the table, which has {table.dead} dead rows" if is_off else behind,
         "Every flip leaves a dead row and a dead entry in the pending index, and each lock-free "
         "read passes them",
         "VACUUM the table; set autovacuum_enabled = true, autovacuum_vacuum_scale_factor = 0 and "
@@ -66,16 +55,14 @@ def autovacuum(using: str, model: type[Model]) -> Iterator[Finding]:
     )
 
 
-def _threshold(table: catalog.Table, settings: dict[str, catalog.Setting]) -> float:
-    def of(name: str) -> float:
-        return float(table.options.get(name, settings[name].value))
-
-    rows = table.rows or 0
-    wanted = of("autovacuum_vacuum_threshold") + of("autovacuum_vacuum_scale_factor") * rows
-    # Since PostgreSQL 18; below 0 there is none.
-    if "autovacuum_vacuum_max_threshold" not in settings:
-        return wanted
-    most = of("autovacuum_vacuum_max_threshold")
+def _threshold(table: catalog.Table, settings: Mapping[str, str]) -> float:
+    # Since PostgreSQL 18 there is a maximum; below 0 there is none.
+    known = {"autovacuum_vacuum_max_threshold": "-1", **settings, **table.options}
+    least, share, most = (
+        float(known[f"autovacuum_vacuum_{name}"])
+        for name in ("threshold", "scale_factor", "max_threshold")
+    )
+    wanted = least + share * (table.rows or 0)
     return min(wanted, most) if most >= 0 else wanted
 
 
@@ -84,30 +71,23 @@ def needless_indexes(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
     model = asked[0].question.model
     written = {column for each in asked for column in _written(each)}
     written -= {column for each in asked for column in _read_by(each)}
-    table = catalog.table(using, model)
-    found = [
-        (index, sorted(written & {*index.columns}))
-        for index in catalog.indexes(using, model)
+    table, is_clean = catalog.table(using, model), True
+    for index in catalog.indexes(using, model):
+        columns = sorted(written & {*index.columns})
         # The condition of a partial index needs the flag, and a unique index is a constraint.
-        if not index.is_partial and not index.is_unique and written & {*index.columns}
-    ]
-    for index, columns in found:
-        used = (
-            "" if index.scans is None else f", used {index.scans} times since the statistics began"
-        )
-        yield Finding(
-            Level.WARNING,
-            "flag-index",
-            _where(using, model),
-            f"the index {index.name} holds {' and '.join(columns)}{used}",
-            "Each flip writes to it, and to every other index of the table, because PostgreSQL "
-            f"cannot update the row in place ({table.hot} of {table.updates} updates were)",
-            "If no other query needs it, drop it (db_index, Meta.indexes), and let a partial index "
-            "of the pending rows serve the read: manage.py processors explain",
-        )
-    if not found:
-        what = "no plain index holds a column that is written for each row"
-        yield ok("flag-index", _where(using, model), what)
+        if not index.is_partial and not index.is_unique and columns:
+            is_clean = False
+            used = f", used {index.scans} times since the statistics began"
+            yield warning(
+                f"the index {index.name} holds {' and '.join(columns)}"
+                f"{'' if index.scans is None else used}",
+                "Each flip writes to it, and to every other index of the table, because PostgreSQL "
+                f"cannot update the row in place ({table.hot} of {table.updates} updates were)",
+                "If no other query needs it, drop it (db_index, Meta.indexes), and let a partial "
+                "index of the pending rows serve the read: manage.py processors explain",
+            )
+    if is_clean:
+        yield ok("no plain index holds a column that is written for each row")
 
 
 def _written(asked: Asked) -> Iterator[str]:
@@ -129,7 +109,7 @@ def _written(asked: Asked) -> Iterator[str]:
 
 def _read_by(asked: Asked) -> Iterator[str]:
     """Yield the columns by which the index of the pending rows finds them."""
-    index = asked.indexes().read
+    index = suggested(asked.processor, asked.question).read
     for name in [] if index is None else index.fields:
         field: Any = asked.question.model._meta.get_field(name.lstrip("-"))
         yield field.column
@@ -137,10 +117,9 @@ def _read_by(asked: Asked) -> Iterator[str]:
 
 def pending_share(using: str, asked: Asked) -> Iterator[Finding]:
     """Find whether the question suddenly holds the whole table, by the planner's estimate."""
-    name = asked.processor.name
     number = estimated_rows(asked.question.unfiltered.order_by().values_list("pk"))
     if number == 0:
-        yield ok("pending", name, "no row can be pending")
+        yield ok("no row can be pending")
         return
     table = catalog.table(using, asked.question.model)
     if (
@@ -149,10 +128,7 @@ def pending_share(using: str, asked: Asked) -> Iterator[Finding]:
         or table.analyzed is None
         or number > max(2 * table.rows, SMALL)  # it has grown since
     ):
-        yield Finding(
-            Level.UNKNOWN,
-            "pending",
-            name,
+        yield unknown(
             "which part of the table is pending",
             "The planner has no statistics of the table, or old ones",
             f"ANALYZE {asked.question.model._meta.db_table}",
@@ -162,19 +138,12 @@ def pending_share(using: str, asked: Asked) -> Iterator[Finding]:
     if table.changed > max(table.rows, SMALL):
         about_all += f", with {table.changed} rows changed since the last ANALYZE"
     if table.rows < SMALL or number < MOST_OF_IT * table.rows:
-        yield ok("pending", name, about_all)
+        yield ok(about_all)
         return
-    yield Finding(
-        Level.WARNING,
-        "pending",
-        name,
+    yield warning(
         f"{about_all}, which is nearly the whole table",
         "A condition that was lost, or a migration that reset the flag, would handle rows again "
         "that were done long ago",
         "Compare with the number that you expect before the next run; for rows that are all "
         "pending, such as those of a queue, it is right",
     )
-
-
-def _where(using: str, model: type[Model]) -> str:
-    return f"table {model._meta.db_table} of {about(using)}"

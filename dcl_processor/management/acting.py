@@ -149,10 +149,7 @@ class Action:
             output.lines(result.left_lines(choice.left))
         if choice.rows and not options["dry_run"]:
             self._act(processor, output, options, result)
-        if output.as_json:
-            output.document(result.as_dict())
-        else:
-            output.lines(result.lines())
+        output.answer(result.as_dict(), result.lines())
         if left := result.number_left():
             said = "was left as it is" if left == 1 else "were left as they are"
             raise CommandError(f"{wording.rows(left)} {said}.", returncode=LEFT)
@@ -196,7 +193,8 @@ class Action:
 
         try:
             question = rows.question_of(processor, options["using"])
-            options = {**options, "values": _values(question, options)}
+            values = typed_values(question.model, options.get("set", []))
+            options = {**options, "values": values or None}
             # The action's own refusals come before the first question.
             self.prepare(processor, question.table.none(), options)
             chosen = Chooser(processor, question, options)
@@ -296,7 +294,7 @@ class Chooser:
         return rows, [pk for pk in wanted if pk not in there]
 
     def _given_up(self) -> QuerySet[Any]:
-        from dcl_processor.insights import failures, rows  # as above
+        from dcl_processor.insights import rows  # as above
 
         try:
             found = rows.given_up(self.processor, self.question)
@@ -311,13 +309,13 @@ class Chooser:
         if kind is None:
             return found
         # Without a column for it there would be no rows, which looks like good news.
-        if failures.error_column(self.processor) is None:
+        if rows.error_column(self.processor) is None:
             raise CommandError(
                 f"expected a processor that stores the last error, got {self.processor.name}; set "
                 "retry=Retry(…) with last_error, or leave --error out.",
                 returncode=USAGE_ERROR,
             )
-        return failures.of_kind(self.processor, found, kind)
+        return rows.of_kind(self.processor, found, kind)
 
     def _needs(self) -> Iterator[Need]:
         """Yield that a claim is old enough for its worker to be gone, if that is to be so."""
@@ -405,37 +403,22 @@ def _keys(rows: QuerySet[Any]) -> list[Any]:
     return list(dict.fromkeys(rows.order_by("pk").values_list("pk", flat=True)))
 
 
-def _values(question: Question[Any], options: dict[str, Any]) -> dict[str, Any] | None:
-    return typed_values(question.model, options.get("set", [])) or None
-
-
-def _requeue(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]) -> Write:
-    return operator_actions.to_requeue(processor, rows, force=options["force"])
-
-
-def _mark_done(
-    processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]
-) -> Write:
-    force = options["force"]
-    return operator_actions.to_mark_done(processor, rows, options["values"], force=force)
-
-
-def _discard(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]) -> Write:
-    return operator_actions.to_discard(processor, rows, options["reason"], options["values"])
-
-
 REQUEUE = Action(
     HELP="Put rows back into pending, as if they had never been tried.",
     name="requeue",
     did="put back into pending",
-    prepare=_requeue,
+    prepare=lambda processor, rows, options: operator_actions.to_requeue(
+        processor, rows, force=options["force"]
+    ),
     needs="done, or not waiting yet; --force puts them back, and repeats their effect",
 )
 MARK_DONE = Action(
     HELP="Write done to claimed or given up rows whose work turned out to be done.",
     name="mark-done",
     did="marked as done",
-    prepare=_mark_done,
+    prepare=lambda processor, rows, options: operator_actions.to_mark_done(
+        processor, rows, options["values"], force=options["force"]
+    ),
     needs="neither claimed nor given up",
     takes_values=True,
 )
@@ -443,7 +426,9 @@ DISCARD = Action(
     HELP="Give up on rows that are pending or claimed: write failed to them.",
     name="discard",
     did="discarded",
-    prepare=_discard,
+    prepare=lambda processor, rows, options: operator_actions.to_discard(
+        processor, rows, options["reason"], options["values"]
+    ),
     needs="neither pending nor claimed",
     takes_values=True,
     takes_reason=True,

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
 
-from . import liveness
+from . import conditions
 from .choosing import USAGE_ERROR
 
 #: How like an option has to be to be suggested: another one may do something else.
@@ -47,8 +47,8 @@ class OneSentenceParser(CommandParser):
         sentence = self._unknown_action(message) or self._unknown_option()
         sentence = sentence or f"{message.rstrip('.')}; see {self.prog} --help."
         if NAGIOS in self._given:
-            print(liveness.line(liveness.UNKNOWN, sentence))  # there is no output yet
-            self.exit(liveness.UNKNOWN)
+            print(conditions.line(conditions.UNKNOWN, sentence))  # there is no output yet
+            self.exit(conditions.UNKNOWN)
         if self.called_from_command_line:
             self.exit(USAGE_ERROR, f"CommandError: {sentence}\n")
         raise CommandError(sentence, returncode=USAGE_ERROR)
@@ -62,17 +62,14 @@ class OneSentenceParser(CommandParser):
                 break  # what follows is no option, or is for another parser
             # A beginning of an option stands for it.
             if name.startswith("--") and not any(each.startswith(name) for each in options):
-                meant = self._meant(name, options) or f"; see {self.prog} --help."
-                return f"expected an option of {self.prog}, got {name!r}{meant}"
+                return f"expected an option of {self.prog}, got {name!r}; {self._meant(name)}"
         return ""
 
-    def _meant(self, name: str, options: Sequence[str]) -> str:
-        if close := _closest(name, options):
-            return f"; did you mean {close}?"
-        for action, parser in self.siblings.items():
-            if close := _closest(name, _options(parser)):
-                return f"; {close} is an option of {action}."
-        return ""
+    def _meant(self, name: str) -> str:
+        for action, parser in [("", self), *self.siblings.items()]:
+            for close in difflib.get_close_matches(name, _options(parser), 1, LIKENESS):
+                return f"{close} is an option of {action}." if action else f"did you mean {close}?"
+        return f"see {self.prog} --help."
 
     def _unknown_action(self, message: str) -> str:
         """Return a sentence about an action that does not exist; empty: that is not the error."""
@@ -82,10 +79,6 @@ class OneSentenceParser(CommandParser):
         close = difflib.get_close_matches(found[1], self.actions, n=1)
         guess = f"; did you mean {close[0]}?" if close else "."
         return f"expected an action, one of {', '.join(self.actions)}, got {found[1]!r}{guess}"
-
-
-def _closest(name: str, options: Sequence[str]) -> str:
-    return next(iter(difflib.get_close_matches(name, options, n=1, cutoff=LIKENESS)), "")
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:

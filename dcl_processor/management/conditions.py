@@ -1,19 +1,25 @@
-"""The conditions of ``--fail-if``: a name of a status, a comparison, and a number or an age."""
+"""The conditions of ``--fail-if``, and the line that Nagios reads.
+
+A condition is a name of a status, a comparison, and a number or an age.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.exceptions import InvalidOption
-from dcl_processor.values import parse_duration
+from dcl_processor.masking import shown
+
+from .choosing import duration
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.status import Status
 
 #: The names whose answer is a number of rows, and those whose answer is an age.
 NUMBERS = ("pending", "due", "later", "in_progress", "in_doubt", "given_up", "locked", "lost")
@@ -50,25 +56,24 @@ class Condition:
         """
         if answer.how in ("unknown", "not recorded", "estimated"):
             return None
-        value = answer.value
-        if value is None:
+        if answer.value is None:
             return False
-        number = value.rows if self.name == "locked" else value
-        if self.name in AGES:
-            number = value.seconds
-        if answer.how == "more than":
-            return self._holds_from(number if self.name == "locked" else number + 1)
-        return _COMPARISONS[self.comparison](number, self.bound)
+        compare, least = _COMPARISONS[self.comparison], _least(self.name, answer)
+        if answer.how != "more than":
+            return compare(least, self.bound)
+        # It is any number from the least one on.
+        found = {compare(each, self.bound) for each in (least, max(least, self.bound), math.inf)}
+        return found.pop() if len(found) == 1 else None
 
-    def _holds_from(self, least: float) -> bool | None:
-        """Return whether the condition is met by this number and all above it, or by none."""
-        match self.comparison:
-            case ">" | ">=":
-                return True if _COMPARISONS[self.comparison](least, self.bound) else None
-            case "<":
-                return None if least < self.bound else False
-            case _:
-                return None if least <= self.bound else False
+
+def _least(name: str, answer: Answer[Any]) -> float:
+    """Return the number of rows or of seconds that an answer shows at least; 0: there is none."""
+    value = answer.value
+    if value is None:
+        return 0
+    if name == "locked":
+        return int(value.rows)
+    return float(value.seconds) if name in AGES else value + (answer.how == "more than")
 
 
 def parse(text: str) -> Condition:
@@ -90,7 +95,49 @@ def _bound(name: str, text: str) -> float:
                 f"expected {name} and a number of rows of up to {MOST_DIGITS} digits, got {text!r}"
             )
         return int(text)
-    try:
-        return parse_duration(text)
-    except InvalidOption as error:
-        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+    return duration(text)
+
+
+# --- the one line that Nagios, and what speaks its protocol, reads: a state, a text, and figures
+
+
+#: Exit codes, which are not those of the command.
+OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
+
+NAMES = {OK: "OK", WARNING: "WARNING", CRITICAL: "CRITICAL", UNKNOWN: "UNKNOWN"}
+
+#: Characters of the text: plugins may write 4 kB, the figures included.
+LONGEST = 1_000
+
+#: The range of values that meet a condition, by its comparison; no value is below zero.
+_RANGES = {">": "{}", ">=": "@{}:", "<": "{}:", "<=": "@~:{}", "=": "@{0}:{0}"}
+
+
+def line(code: int, text: str, found: Sequence[Status] = (), *limits: Sequence[Condition]) -> str:
+    """Return the line of a state; ``found``: the answers whose figures follow.
+
+    ``limits``: the conditions of a WARNING, and those of a CRITICAL; the first of each name.
+    """
+    # A bar begins the figures.
+    said = shown(text, LONGEST).replace("|", "/")
+    ranges = [
+        {c.name: _RANGES[c.comparison].format(f"{c.bound}".removesuffix(".0")) for c in limit[::-1]}
+        for limit in limits
+    ]
+    figures = " ".join(_figures(found, ranges))
+    return f"DCL {NAMES[code]} - {said}{f' | {figures}' if figures else ''}"
+
+
+def _figures(found: Sequence[Status], ranges: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for each in found:
+        for name, answer in each.answers.items():
+            if answer.how in ("unknown", "not recorded"):
+                continue
+            label = name if len(found) == 1 else f"{each.name}.{name}"
+            value = f"{_least(name, answer):.0f}{'s' if name in AGES else ''}"
+            figure = ";".join([value, *(limit.get(name, "") for limit in ranges)])
+            yield f"{_quoted(label)}={figure.rstrip(';')}"
+
+
+def _quoted(label: str) -> str:
+    return label if re.fullmatch(r"[\w.-]+", label) else "'{}'".format(label.replace("'", "''"))

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -79,58 +80,47 @@ class Order:
                 states = ledger.states(chosen)
         except Error as error:
             raise _unreachable(error, given=subjects[: len(changed)]) from error
-        if output.as_json:
-            known = changed * len(chosen) if options["all"] else changed
-            output.document(
-                [
-                    {**each.as_dict(), "changed": it is not False}
-                    for each, it in zip(states, known, strict=True)
-                ]
-            )
-            return
-        for each, it in zip(subjects, changed, strict=True):
-            own = [one.sentence for one in states if one.name == getattr(each, "name", None)]
-            output.line(f"{_who(each)}: {_outcome(self.name, it, own[0] if own else None)}")
+        known = changed * len(chosen) if options["all"] else changed
+        documents = [
+            {**each.as_dict(), "changed": it is not False}
+            for each, it in zip(states, known, strict=True)
+        ]
+        sentences = {each.name: each.sentence for each in states}
+        lines = [
+            f"{_who(each)}: {_outcome(self.name, it, sentences.get(_who(each)))}"
+            for each, it in zip(subjects, changed, strict=True)
+        ]
         if self.name == "resume" and options["all"]:
-            for state in states:
-                if state.pause is not None:
-                    output.line(f"{state.name}: stays {printable(state.sentence)}")
+            still = [each for each in states if each.pause is not None]
+            lines += [f"{each.name}: stays {printable(each.sentence)}" for each in still]
+        output.answer(documents, lines)
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What the last runs, and operators, have done."""
+def _add_history(parser: CommandParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    parser.add_argument(
+        "--limit",
+        type=whole("a number from 1 to 10000", 1, 10_000),
+        default=SHOWN,
+        metavar="NUMBER",
+        help=f"Records that are shown for each processor (default: {SHOWN}).",
+    )
 
-    HELP: str
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        """Add the action's own options."""
-        parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
-        parser.add_argument(
-            "--limit",
-            type=whole("a number from 1 to 10000", 1, 10_000),
-            default=SHOWN,
-            metavar="NUMBER",
-            help=f"Records that are shown for each processor (default: {SHOWN}).",
-        )
-
-    def handle(self, output: Output, options: dict[str, Any]) -> None:
-        """Show the records, the newest first."""
-        refuse_without_ledger()
-        names = options["names"]
-        chosen: Sequence[BatchProcessor[Any] | None] = (
-            choose(names, run_all=False, left_out=NOT_FOUND_OUT) if names else [None]
-        )
-        try:
-            with _in_time():
-                limit = options["limit"]
-                found = [each for one in chosen for each in _history(one, limit)]
-        except Error as error:
-            raise _unreachable(error) from error
-        if output.as_json:
-            output.document([document for _, document, _ in found])
-        else:
-            output.lines(line for _, _, line in found)
+def _show_history(output: Output, options: dict[str, Any]) -> None:
+    """Show the records, the newest first."""
+    refuse_without_ledger()
+    names = options["names"]
+    chosen: Sequence[BatchProcessor[Any] | None] = (
+        choose(names, run_all=False, left_out=NOT_FOUND_OUT) if names else [None]
+    )
+    try:
+        with _in_time():
+            limit = options["limit"]
+            found = [each for one in chosen for each in _history(one, limit)]
+    except Error as error:
+        raise _unreachable(error) from error
+    output.answer([each for _, each, _ in found], (line for _, _, line in found))
 
 
 def _history(
@@ -269,4 +259,6 @@ PAUSE = Order("Let no worker start a row, on all machines, until resume.", "paus
 RESUME = Order("End a pause.", "resume")
 STOP = Order("End the commands that are at work on processors, after their row.", "stop")
 RUN_NOW = Order("Let watches look for rows at once.", "run_now")
-HISTORY = History("Show what the last runs have done.")
+HISTORY = SimpleNamespace(
+    HELP="Show what the last runs have done.", add_arguments=_add_history, handle=_show_history
+)

@@ -1,18 +1,24 @@
-"""``manage.py processors explain``: the SQL of a processor, its plan, and the index for it."""
+"""``processors explain`` and ``doctor``: what the database does with a processor's questions.
+
+The first shows their SQL, their plan and the index for it; the second what is wrong with the
+databases, tables and options.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 from textwrap import indent
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 from django.db import connections
 
+from dcl_processor import registry
 from dcl_processor.candidates import pending_index
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.errors import escaped
+from dcl_processor.errors import escaped, printable
 
 from .choosing import NOT_FOUND_OUT, add_time_limit, choose
 from .output import Output
@@ -27,15 +33,13 @@ TRIED = {
     False: "hypopg: PostgreSQL would not use it with today's rows",
 }
 
-HELP = "Show the SQL of a processor, the plan of its read, and the index that serves it."
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_names(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="Processors to explain.")
     add_time_limit(parser)
 
 
-def handle(output: Output, options: dict[str, Any]) -> None:
+def _explain(output: Output, options: dict[str, Any]) -> None:
     """Explain each processor; raise ``CommandError`` if one could not be explained."""
     from dcl_processor.insights.explanation import explanation  # not for a run
 
@@ -47,7 +51,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
             output.broke(processor.name, Trouble.of(error, processor, options["using"]))
             failed.append(processor.name)
         else:
-            output.answer(found.as_dict(), "\n".join(_lines(found)))
+            output.answer(found.as_dict(), _lines(found))
     if failed:
         raise CommandError(
             f"{' and '.join(failed)} could not be explained.", returncode=NOT_FOUND_OUT
@@ -105,3 +109,49 @@ def _suggestion(found: Explanation) -> Iterator[str]:
             "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
             "does not block writes."
         )
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="Processors to examine; all by default."
+    )
+    parser.add_argument(
+        "--fail-level",
+        choices=("warning", "problem"),
+        default="warning",
+        help="The least finding that the exit code 1 stands for; a warning by default.",
+    )
+    add_time_limit(parser)
+
+
+def _examine(output: Output, options: dict[str, Any]) -> None:
+    """Write the findings; raise ``CommandError`` if something is wrong, or was not found out."""
+    from dcl_processor.insights.answer import Level
+    from dcl_processor.insights.doctor import examine  # not for a run
+
+    names = options["names"]
+    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
+    left_out = registry.broken()
+    output.left_out(left_out)
+    among = list(registry.processors().values())
+    found = list(examine(chosen, among, using=options["using"], seconds=options["timeout"]))
+    # A name in the database may be chosen by any of its roles, and must not forge a line.
+    output.answer([each.as_dict() for each in found], (printable(str(each)) for each in found))
+    levels = [each.level for each in found]
+    bad = {Level.PROBLEM, Level.WARNING} if options["fail_level"] == "warning" else {Level.PROBLEM}
+    if number := sum(level in bad for level in levels):
+        raise CommandError(f"{number} of {len(found)} findings need attention.", returncode=1)
+    if left_out or Level.UNKNOWN in levels:
+        raise CommandError("not everything could be found out.", returncode=NOT_FOUND_OUT)
+
+
+EXPLAIN = SimpleNamespace(
+    HELP="Show the SQL of a processor, the plan of its read, and the index that serves it.",
+    add_arguments=_add_names,
+    handle=_explain,
+)
+DOCTOR = SimpleNamespace(
+    HELP="Examine what processors need of their databases, tables and options.",
+    add_arguments=_add_doctor,
+    handle=_examine,
+)

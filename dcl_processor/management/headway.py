@@ -14,7 +14,7 @@ from django.db.models import Q
 
 from dcl_processor import steady as time
 from dcl_processor.insights.answer import Answer, How
-from dcl_processor.insights.backlog_size import SECONDS, Size, size
+from dcl_processor.insights.status import SIZE_TIMEOUT, Size, size
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.signals import OnRow
 from dcl_processor.values import about
@@ -234,7 +234,7 @@ def corrected(headway: Headway, ask: Callable[[], Size]) -> Iterator[None]:
     finally:
         ended.set()
         # Each of its two questions ends with its time limit.
-        thread.join(2 * SECONDS)
+        thread.join(2 * SIZE_TIMEOUT)
 
 
 def _correct(headway: Headway, ask: Callable[[], Size], ended: threading.Event) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
         some = status(processor, using=using, seconds=seconds, down=down, only=STATES, most=0)
         answers = {**number.answers, **some.answers}
         found.append((processor, replace(number, answers=answers)))
-    if output.as_json:
-        output.document([_document(each) for _, each in found])
-    else:
-        _print(output, found)
+    output.answer([_document(each) for _, each in found], _lines(found))
     _conclude(output, [each for _, each in found])
 
 
@@ -68,17 +65,17 @@ def states(found: Status) -> list[str]:
     return there or ["waiting" if found.answers["pending"].value else "idle"]
 
 
-def _print(output: Output, found: Sequence[tuple[BatchProcessor[Any], Status]]) -> None:
+def _lines(found: Sequence[tuple[BatchProcessor[Any], Status]]) -> Iterator[str]:
     width = max((len(processor.name) for processor, _ in found), default=0)
     rows = [(processor, each, ", ".join(states(each))) for processor, each in found]
     wide = max(len("state"), *(len(state) for *_, state in rows)) if rows else 0
-    output.line(f"pending  oldest  {'state':<{wide}}  processor")
+    yield f"pending  oldest  {'state':<{wide}}  processor"
     for processor, each, state in rows:
         pending = wording.short(each.answers["pending"])
         age = wording.age(each.answers["oldest"])
         about = (processor.__doc__ or "").strip().partition("\n")[0]
         line = f"{pending:>7}  {age:>6}  {state:<{wide}}  {processor.name:<{width}}  {about}"
-        output.line(line.rstrip())
+        yield line.rstrip()
 
 
 def _document(found: Status) -> dict[str, Any]:

@@ -1,22 +1,33 @@
-"""The metrics that ``processors run`` exposes: for a scrape, or in a file, or both."""
+"""What ``processors run`` shows outside: its metrics, and whether its workers are alive.
+
+And ``processors metrics``: what only the database knows, as metrics for Prometheus.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import observers
+from dcl_processor import observers, registry
 from dcl_processor.masking import described
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health, HealthFile
+from dcl_processor.processes.visible import Notifier
 
-from .choosing import USAGE_ERROR
+from .choosing import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
+from .output import Output
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from dcl_processor.contrib.prometheus.exposition import TextFile
     from dcl_processor.metrics import Collector, Tally
     from dcl_processor.processes.pool import OnCounts
@@ -44,6 +55,13 @@ def add_arguments(parser: CommandParser) -> None:
         type=Path,
         metavar="FILE",
         help="Add the metrics to this file, for node_exporter's textfile collector.",
+    )
+    parser.add_argument(
+        "--health-file",
+        type=Path,
+        metavar="PATH",
+        help="Write this file again each second while all workers are alive; "
+        "python -m dcl_processor.alive PATH looks at it.",
     )
 
 
@@ -179,3 +197,91 @@ def address(text: str) -> tuple[str, int]:
             f"expected a port from 1 to 65535, perhaps after an address and a colon, got {text!r}"
         )
     return host.strip("[]") or ADDRESS, int(port)
+
+
+# --- whether the workers are alive: for the health file, and for systemd
+
+
+@contextmanager
+def published(
+    names: Sequence[str], stop: Stop, path: Path | None, *, owns_process: bool
+) -> Iterator[Health]:
+    """Show the health of this command in the block; at its end, remove the file.
+
+    ``owns_process``: only then systemd's variables are for this command, and are removed.
+    """
+    notifier = Notifier.taken_from(os.environ) if owns_process else None
+    file = None if path is None else HealthFile(path)
+    health = Health(names, stop, file, notifier)
+    try:
+        health.ready()
+    except OSError as error:
+        raise CommandError(
+            f"expected --health-file to name a file that can be written, got {path}: "
+            f"{error.strerror}; create its folder, or choose another one.",
+            returncode=USAGE_ERROR,
+        ) from error
+    try:
+        yield health
+    finally:
+        health.close()
+
+
+# --- what only the database knows
+
+
+def _add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    parser.add_argument(
+        "--metrics-file",
+        type=Path,
+        metavar="FILE",
+        help="Write to this file, for node_exporter's textfile collector, and not to stdout.",
+    )
+    add_time_limit(parser)
+
+
+def _read(output: Output, options: dict[str, Any]) -> None:
+    """Write the metrics; raise ``CommandError`` if one is absent that should be there."""
+    refuse_without_client("processors metrics")
+    from dcl_processor.contrib import prometheus  # an extra
+    from dcl_processor.contrib.prometheus import exposition
+
+    names = options["names"]
+    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
+    left_out = [] if names else registry.broken()
+    output.left_out(left_out)
+    found = prometheus.read(chosen, using=options["using"], seconds=options["timeout"])
+    metrics = list(prometheus.gauges(found))
+    path: Path | None = options["metrics_file"]
+    if path is None:
+        output.answer(_document(metrics), [exposition.text(metrics)])
+    else:
+        try:
+            exposition.write(path, metrics)
+        except OSError as error:
+            raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
+    unknown = [
+        f"{each.name}: {name} could not be found out: {answer.why}"
+        for each in found
+        for name, answer in each.answers.items()
+        if answer.how == "unknown"
+    ]
+    unknown += [f"{each.app}: its processors cannot be imported" for each in left_out]
+    if unknown:
+        raise CommandError("; ".join(unknown) + ".", returncode=NOT_FOUND_OUT)
+
+
+def _document(metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    return [
+        {"name": sample.name, "labels": sample.labels, "value": sample.value}
+        for metric in metrics
+        for sample in metric.samples
+    ]
+
+
+METRICS = SimpleNamespace(
+    HELP="Read what waits and what is stuck from the database, as metrics for Prometheus.",
+    add_arguments=_add_arguments,
+    handle=_read,
+)

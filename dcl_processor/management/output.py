@@ -229,9 +229,9 @@ class Output:
         for line in shown_traceback(text).splitlines():
             self._write(self._stderr, line, style_func=str)
 
-    def answer(self, document: Any, text: str) -> None:
-        """Write the answer to a question, whatever the verbosity: as JSON, or else as text."""
-        self._write(self._stdout, json.dumps(document) if self.as_json else text)
+    def answer(self, document: Any, lines: Iterable[str]) -> None:
+        """Write the answer to a question, whatever the verbosity: as JSON, or else as lines."""
+        self.lines([json.dumps(document)] if self.as_json else lines)
 
     @property
     def is_terminal(self) -> bool:
@@ -261,18 +261,14 @@ class Output:
         self._write(self._stdout, json.dumps(document))
 
     def _lost(self, name: str, workers: Sequence[Outcome]) -> None:
-        numbers: dict[str, list[str]] = {}
-        for number, worker in enumerate(workers, start=1):
-            if isinstance(worker, Trouble):
-                numbers.setdefault(worker.sentence, []).append(str(number))
-        troubles = {worker.sentence: worker for worker in workers if isinstance(worker, Trouble)}
-        for sentence, trouble in troubles.items():
-            if trouble.is_logged and self._logged:
-                continue
-            which = numbers[sentence]
-            # A trouble of all workers is written once, not once for each.
-            whose = "" if len(which) == len(workers) else f", worker {' and '.join(which)}"
-            self.trouble(f"{name}{whose}", trouble)
+        lost = [(n, each) for n, each in enumerate(workers, start=1) if isinstance(each, Trouble)]
+        # A trouble of several workers is written once, not once for each.
+        for sentence, trouble in {each.sentence: each for _, each in lost}.items():
+            if not (trouble.is_logged and self._logged):
+                which = [str(n) for n, each in lost if each.sentence == sentence]
+                is_of_all = len(which) == len(workers)
+                whose = "" if is_of_all else f", worker {' and '.join(which)}"
+                self.trouble(f"{name}{whose}", trouble)
 
     def _failures(self, report: Report) -> None:
         if self._logged:

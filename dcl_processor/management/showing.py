@@ -65,11 +65,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     except Exception as error:
         sentence = explain(error, processor, options["using"])
         raise CommandError(sentence, returncode=NOT_FOUND_OUT) from error
-    if output.as_json:
-        output.document(row.as_dict())
-    else:
-        for line in lines(row):
-            output.line(line)
+    output.answer(row.as_dict(), lines(row))
     named = f"row {printable(options['pk'])}"
     if not row.is_complete:
         raise CommandError(f"{named}: {row.reason}.", returncode=NOT_FOUND_OUT)
@@ -121,5 +117,4 @@ def _holders(label: str, answer: Any) -> Iterator[str]:
         texts = texts or [
             "yes, by a session that the database does not name" if is_locked else "no"
         ]
-    for place, text in enumerate(texts):
-        yield f"  {label if place == 0 else '':<18} {text}"
+    return wording.labelled(label, 18, *texts)

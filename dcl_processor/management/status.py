@@ -12,7 +12,7 @@ from dcl_processor import operator_actions, registry
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
-from . import conditions, liveness, wording
+from . import conditions, wording
 from .choosing import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose, duration
 from .output import Output
 
@@ -75,18 +75,12 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     if options["nagios"]:
         _answer_nagios(output, options)
         return
-    wanted: list[conditions.Condition] = [*options["fail_if"], *options["warn_if"]]
-    found = _ask(options, wanted)
-    left_out = [] if options["names"] else registry.broken()
+    found = _ask(options)
+    left_out = _left_out(options)
     output.left_out(left_out)
-    _refuse_unrecorded(found, wanted)
-    if output.as_json:
-        output.document([each.as_dict() for each in found])
-    elif not wanted:
-        for each in found:
-            for line in lines(each):
-                output.line(line)
-    judged = _judge(found, options, [each.app for each in left_out])
+    judged = _judge(found, options, left_out)
+    shown = [] if _wanted(options) else (line for each in found for line in lines(each))
+    output.answer([each.as_dict() for each in found], shown)
     if judged.said:
         is_met = judged.critical or judged.warnings
         raise CommandError(judged.sentence, returncode=MET if is_met else NOT_FOUND_OUT)
@@ -94,33 +88,45 @@ def handle(output: Output, options: dict[str, Any]) -> None:
 
 def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
     """Write one line, and end with the code of its state, whatever happens."""
-    code = liveness.UNKNOWN
+    code = conditions.UNKNOWN
     found: list[Status] = []
-    wanted: list[conditions.Condition] = [*options["fail_if"], *options["warn_if"]]
     try:
-        _refuse_beside_nagios(output, wanted)
-        found = _ask(options, wanted)
-        _refuse_unrecorded(found, wanted)
-        left_out = [] if options["names"] else registry.broken()
-        judged = _judge(found, options, [each.app for each in left_out])
+        _refuse_beside_nagios(options)
+        found = _ask(options)
+        judged = _judge(found, options, _left_out(options))
         code, said = judged.state, judged.sentence
     except CommandError as error:
         said = str(error)
     except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
         said = describe(error)
-    output.line(liveness.line(code, said, found, options["warn_if"], options["fail_if"]))
+    output.line(conditions.line(code, said, found, options["warn_if"], options["fail_if"]))
     if output.lost:
-        code = liveness.UNKNOWN
+        code = conditions.UNKNOWN
     if code:
         # Not a CommandError, whose sentence Django writes once more, to stderr.
         raise SystemExit(code)
 
 
-def _ask(options: dict[str, Any], wanted: Sequence[conditions.Condition]) -> list[Status]:
+def _refuse_beside_nagios(options: dict[str, Any]) -> None:
+    """Raise without a condition, too: the answer would be OK whatever waits."""
+    if options["json"] or not _wanted(options):
+        got = "--json as well" if options["json"] else "neither"
+        raise CommandError(f"expected --fail-if or --warn-if beside --nagios, got {got}.")
+
+
+def _wanted(options: dict[str, Any]) -> list[conditions.Condition]:
+    return [*options["fail_if"], *options["warn_if"]]
+
+
+def _left_out(options: dict[str, Any]) -> list[registry.Broken]:
+    return [] if options["names"] else registry.broken()
+
+
+def _ask(options: dict[str, Any]) -> list[Status]:
     from dcl_processor import backlog  # as below
     from dcl_processor.insights import status as insights  # not for other actions
 
-    names = options["names"]
+    names, wanted = options["names"], _wanted(options)
     chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
     down: dict[str, str] = {}
     numbers = (int(each.bound) for each in wanted if each.name in conditions.NUMBERS)
@@ -159,13 +165,6 @@ _PARTS = {
 }
 
 
-def _refuse_beside_nagios(output: Output, wanted: Sequence[conditions.Condition]) -> None:
-    """Raise without a condition, too: the answer would be OK whatever waits."""
-    if output.as_json or not wanted:
-        got = "--json as well" if output.as_json else "neither"
-        raise CommandError(f"expected --fail-if or --warn-if beside --nagios, got {got}.")
-
-
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What the conditions say: those of ``--fail-if`` and ``--warn-if`` that are met, and others.
@@ -191,15 +190,17 @@ class Judged:
     def state(self) -> int:
         """Return the state for Nagios; what is not known may be worse than a warning."""
         if self.critical:
-            return liveness.CRITICAL
+            return conditions.CRITICAL
         if self.unknown:
-            return liveness.UNKNOWN
-        return liveness.WARNING if self.warnings else liveness.OK
+            return conditions.UNKNOWN
+        return conditions.WARNING if self.warnings else conditions.OK
 
 
-def _judge(found: Sequence[Status], options: dict[str, Any], left_out: Sequence[str]) -> Judged:
-    fail_if: list[conditions.Condition] = options["fail_if"]
-    warn_if: list[conditions.Condition] = options["warn_if"]
+def _judge(
+    found: Sequence[Status], options: dict[str, Any], left_out: Sequence[registry.Broken]
+) -> Judged:
+    wanted = _wanted(options)
+    _refuse_unrecorded(found, wanted)
     unknown = [
         f"{each.name}: {name} could not be found out: {answer.why}"
         for each in found
@@ -210,12 +211,12 @@ def _judge(found: Sequence[Status], options: dict[str, Any], left_out: Sequence[
         f"{each.name}: {condition.text} could not be found out: "
         f"{_PARTS[each.answers[condition.name].how]}, got {_got(each, condition.name)}"
         for each in found
-        for condition in [*fail_if, *warn_if]
+        for condition in wanted
         if each.answers[condition.name].how in _PARTS
         and condition.holds(each.answers[condition.name]) is None
     ]
-    unknown += [f"{app}: its processors cannot be imported" for app in left_out]
-    return Judged(_met(found, fail_if), _met(found, warn_if), unknown)
+    unknown += [f"{each.app}: its processors cannot be imported" for each in left_out]
+    return Judged(_met(found, options["fail_if"]), _met(found, options["warn_if"]), unknown)
 
 
 def _met(found: Sequence[Status], wanted: Sequence[conditions.Condition]) -> list[str]:
@@ -267,8 +268,7 @@ def _paused(found: Status) -> Iterator[str]:
 
 
 def _line(label: str, *texts: str) -> Iterator[str]:
-    for place, text in enumerate(texts):
-        yield f"  {label if place == 0 else '':<15} {text}"
+    return wording.labelled(label, 15, *texts)
 
 
 def _with_time(found: Status, number: str, time: str, words: str) -> str:

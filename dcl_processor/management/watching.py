@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -182,9 +181,9 @@ class _Log:
 
     def _broke(self, who: str, worker: int | None, name: str | None, trouble: Trouble) -> None:
         self._health.troubles[worker, name] = trouble.sentence
-        if sentence := self._outages.say((worker, name), trouble):
-            self._log(logging.ERROR, who, who, worker, sentence)
-            self._output.watch_broke(who, replace(trouble, sentence=sentence), name, worker)
+        if self._outages.say((worker, name), trouble.sentence):
+            self._log(logging.ERROR, who, who, worker, trouble.sentence)
+            self._output.watch_broke(who, trouble, name, worker)
 
     def _died(self, label: str, who: str, worker: int | None, death: Died) -> None:
         # The next worker has no troubles yet, and would not report their end.
@@ -197,55 +196,25 @@ class _Log:
         self._output.watch_broke(label, trouble, None, worker)
 
 
-#: Seconds after which a lasting trouble is reported again.
-REMIND_EVERY = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Outage:
-    """One trouble; ``lacking`` is the same for a server that is gone and one that is starting."""
-
-    lacking: str
-    sentence: str
-    since: float
-    said_at: float
-    tries: int = 1
-
-
 class ErrorDedup:
     """The processors and workers that are in trouble, why, and since when."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, _Outage] = {}
+        self._open: dict[Hashable, tuple[str, float]] = {}
 
-    def say(self, who: Hashable, trouble: Trouble) -> str | None:
-        """Note the trouble; return the line to report, if any.
-
-        A trouble that lasts, or that another processor has as well, is reported again only if its
-        cause changes, or after ``REMIND_EVERY``.
-        """
-        now, sentence = time.monotonic(), trouble.sentence
-        lacking = sentence.partition(", got")[0]
-        alike = [each for each in self._open.values() if each.lacking == lacking]
-        outage = self._open.get(who)
-        if outage is None or outage.lacking != lacking:
-            outage = _Outage(lacking, sentence, now, said_at=0.0, tries=0)
-        outage = replace(outage, sentence=sentence, tries=outage.tries + 1)
-        said: str | None = None
-        if not any(each.sentence == sentence for each in alike):
-            said = sentence
-        elif now - max(each.said_at for each in alike) >= REMIND_EVERY:
-            hours = (now - outage.since) / 3600
-            said = f"after {outage.tries} tries in {hours:.1f} hours, still: {sentence}"
-        self._open[who] = outage if said is None else replace(outage, said_at=now)
-        return said
+    def say(self, who: Hashable, sentence: str) -> bool:
+        """Note the trouble; return whether it is news: a cause that none of the others has."""
+        is_known = self._is_known(sentence)
+        _, since = self._open.get(who, ("", time.monotonic()))
+        self._open[who] = sentence, since
+        return not is_known
 
     def end(self, who: Hashable) -> float | None:
-        """Note that the trouble is over.
-
-        Returns how many seconds it lasted, if no other open trouble lacks the same.
-        """
-        outage = self._open.pop(who, None)
-        if outage is None or any(outage.lacking == each.lacking for each in self._open.values()):
+        """Note that the trouble is over; return how many seconds it lasted, if it is the last."""
+        sentence, since = self._open.pop(who, ("", 0.0))
+        if not sentence or self._is_known(sentence):
             return None
-        return time.monotonic() - outage.since
+        return time.monotonic() - since
+
+    def _is_known(self, sentence: str) -> bool:
+        return any(each == sentence for each, _ in self._open.values())

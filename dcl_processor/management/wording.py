@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,12 @@ def moment(answer: Answer[Moment]) -> str:
     seconds = answer.value.seconds
     away = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
     return f"{time(answer.value.at)} ({away})"
+
+
+def labelled(label: str, width: int, *texts: str) -> Iterator[str]:
+    """Yield lines, the first of them behind a label."""
+    for place, text in enumerate(texts):
+        yield f"  {label if place == 0 else '':<{width}} {text}"
 
 
 def rows(number: int, keys: str = "") -> str:

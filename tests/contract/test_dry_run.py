@@ -19,7 +19,7 @@ from dcl_processor.exceptions import (
     TooManyPending,
 )
 from dcl_processor.insights.answer import Answer, How
-from dcl_processor.insights.backlog_size import Size, size
+from dcl_processor.insights.status import Size, size
 from dcl_processor.report import MOST_COUNTED, DryRun
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS

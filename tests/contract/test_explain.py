@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.candidates.question import Question, ask
+from dcl_processor.insights.answer import Level
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.findings import Level
 from dcl_processor.insights.status import status
 from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel, Priced, Truck

@@ -16,9 +16,9 @@ from django.utils import timezone
 from dcl_processor import Lease, batch_processor
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
+from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.findings import Finding, Level
 from dcl_processor.insights.row import show
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the

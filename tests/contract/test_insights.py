@@ -280,7 +280,7 @@ def test_an_error_of_the_users_code_is_the_reason() -> None:
     found = ask(the.transactional(the.ignore, pending=pending))
     assert {answer.how for answer in found.values()} == {How.UNKNOWN}
     assert found["pending"].why == "ZeroDivisionError: oops"
-    assert found.keys() == NUMBERS.keys()
+    assert [*found] == [*NUMBERS]
 
 
 def test_a_status_writes_nothing_and_each_question_is_one_statement(

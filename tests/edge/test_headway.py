@@ -22,7 +22,7 @@ from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.execution.calls import Call
 from dcl_processor.insights.answer import Answer, How
-from dcl_processor.insights.backlog_size import Size, size
+from dcl_processor.insights.status import Size, size
 from dcl_processor.management import headway as headway_module
 from dcl_processor.management.headway import Headway, corrected, lines
 from dcl_processor.management.watching import _Log

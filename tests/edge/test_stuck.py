@@ -14,7 +14,7 @@ from django.utils import timezone
 from dcl_processor.insights.answer import Answer, How, Moment
 from dcl_processor.insights.locks import Locked
 from dcl_processor.insights.status import Status
-from dcl_processor.management import conditions, liveness
+from dcl_processor.management import conditions
 from dcl_processor.management import status as status_action
 from tests.edge.manage import Install, Manage, processors
 from tests.edge.stuck import OF_ERRORS, another_session, claimed, on_a_terminal
@@ -510,12 +510,12 @@ def test_the_figures_are_what_the_answers_are() -> None:
     }
     found = Status("it's", "transactional", "default", answers)
     expected = "DCL OK - x | pending=10001 locked=3 oldest=912s paused=0s"
-    assert liveness.line(liveness.OK, "x", [found]) == expected
-    assert "'it''s.pending'=10001 " in liveness.line(liveness.OK, "x", [found, found])
+    assert conditions.line(conditions.OK, "x", [found]) == expected
+    assert "'it''s.pending'=10001 " in conditions.line(conditions.OK, "x", [found, found])
     warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending<5", "pending>9"])]
     fail = [*map(conditions.parse, ["locked=3", "oldest>15m", "paused<=1d"])]
     figures = "pending=10001;5: locked=3;;@3:3 oldest=912s;@90:;900 paused=0s;;@~:86400"
-    assert liveness.line(liveness.OK, "x", [found], warn, fail) == f"DCL OK - x | {figures}"
+    assert conditions.line(conditions.OK, "x", [found], warn, fail) == f"DCL OK - x | {figures}"
 
 
 def test_without_nagios_a_warning_is_as_a_failure(manage: Manage) -> None:

@@ -12,8 +12,8 @@ import pytest
 from django.db import OperationalError, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor.insights.answer import Level
 from dcl_processor.insights.doctor import examine
-from dcl_processor.insights.findings import Level
 from dcl_processor.locking.slots import Slot
 from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run

@@ -20,12 +20,9 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.management import (
     acting,
     controlling,
-    doctoring,
     explaining,
     listing,
-    liveness,
     metering,
-    metrics,
     showing,
     status,
     watching,
@@ -62,9 +59,9 @@ MODULES: dict[str, Any] = {
     "stop": controlling.STOP,
     "run-now": controlling.RUN_NOW,
     "history": controlling.HISTORY,
-    "explain": explaining,
-    "doctor": doctoring,
-    "metrics": metrics,
+    "explain": explaining.EXPLAIN,
+    "doctor": explaining.DOCTOR,
+    "metrics": metering.METRICS,
 }
 
 
@@ -167,7 +164,6 @@ class Command(BaseCommand):
         )
         watching.add_arguments(run)
         metering.add_arguments(run)
-        liveness.add_arguments(run)
         own = {
             name: actions.add_parser(name, parents=[common], help=module.HELP)
             for name, module in MODULES.items()
@@ -258,7 +254,7 @@ class Command(BaseCommand):
                 quiet_unless_configured(),
                 metering.exported([each.name for each in chosen], options) as on_counts,
                 polite_stop(output.stopping) as stop,
-                liveness.published(
+                metering.published(
                     [processor.name for processor in chosen],
                     stop,
                     options["health_file"],
@@ -321,30 +317,21 @@ class Command(BaseCommand):
         options: dict[str, Any],
     ) -> tuple[Report | Trouble, Sequence[Report | Trouble]]:
         """Run a processor; return what became of the run, and of each of several workers."""
-        stop, using, limit, filter = (
-            health.stop,
-            options["using"],
-            options["limit"],
-            options["filter"],
-        )
+        which = {name: options[name] for name in ("filter", "using", "limit")}
         several = options["workers"] > 1
 
         def finishing(number: int, event: Finishing) -> None:
-            output.finishing(stop, event.call, number if several else None)
+            output.finishing(health.stop, event.call, number if several else None)
 
         try:
-            with output.watching(
-                processor, stop, filter=filter, using=using, limit=limit
-            ) as on_row:
+            with output.watching(processor, health.stop, **which) as on_row:
                 report, workers = pool.run(
                     processor,
+                    **which,
                     workers=options["workers"],
-                    filter=filter,
-                    using=using,
-                    limit=limit,
                     timeout=options["timeout"],
                     concurrency=options["concurrency"],
-                    stop=stop,
+                    stop=health.stop,
                     on_row=on_row,
                     on_counts=options["on_counts"],
                     health=health,
@@ -352,7 +339,7 @@ class Command(BaseCommand):
                     on_finishing=finishing,
                 )
         except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-            trouble = Trouble.of(error, processor, using)
+            trouble = Trouble.of(error, processor, options["using"])
             close_old_connections()
             return trouble, []
         if workers and not several:  # its only worker was lost
