@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django.db import models
 from django.db.models import (
+    Case,
     Count,
     Exists,
     F,
+    FilteredRelation,
     Lookup,
     Max,
     OuterRef,
@@ -18,21 +20,117 @@ from django.db.models import (
     QuerySet,
     Subquery,
     Transform,
+    Value,
+    When,
     Window,
 )
-from django.db.models.functions import Rank, RowNumber, Upper
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now, Rank, RowNumber, TruncYear, Upper
 from django.db.models.lookups import Exact
 from django.test.utils import override_settings, register_lookup
 
 from dcl_processor.candidates.question import ask, is_own_table, tables_of
 from dcl_processor.exceptions import InvalidPending
-from tests.models import Caravan, Depot, Parcel, QuietParcel, RoadTrain, Scan, Truck, Vehicle
+from tests.models import (
+    Caravan,
+    Depot,
+    Letter,
+    Message,
+    OpenParcel,
+    Parcel,
+    Priced,
+    QuietParcel,
+    RoadTrain,
+    Scan,
+    Seat,
+    Trailer,
+    Truck,
+    Vehicle,
+)
 
 parcels = Parcel.objects.filter(sent=False)
+open_depots = Depot.objects.filter(open=True)
 
 
-def test_a_column_of_the_users_own_sql_spans() -> None:
-    assert not is_own_table(parcels.extra(select={"x": "1"}))
+@pytest.mark.parametrize(
+    "queryset",
+    [
+        Parcel.objects.all(),
+        parcels,
+        Parcel.objects.filter(sent__exact=False, priority__in={1, 2}, weight__range=(1, 2)),
+        Parcel.objects.filter(weight__isnull=True).exclude(weight__gt=3),
+        Parcel.objects.filter(~(Q(sent=True) | Q(weight=1) ^ Q(note__iregex="^x"))),
+        Parcel.objects.filter(weight__lt=F("priority")),
+        Parcel.objects.filter(sent_at__lt=Now(), note=Value("x")),
+        Parcel.objects.filter(Exact(F("sent"), Value(value=False))),
+        Parcel.objects.filter(depot=3, depot_id__in=[1], depot__id=3, depot__isnull=False),
+        Parcel.objects.filter(pk__in=[1, 2]),
+        Parcel.objects.filter(depot__in=[Depot(pk=3)]),
+        parcels.only("note").order_by("depot__name").select_for_update(),
+        parcels.defer("note").prefetch_related("scans").reverse(),
+        parcels.annotate(x=F("depot__name")).values("x").model.objects.filter(sent=False),
+        QuietParcel.objects.filter(sent=False),
+        Letter.objects.filter(sent=False),
+        Seat.objects.filter(sent=False, row__lt=F("number")),
+        Vehicle.objects.filter(inspected=False),
+        Priced.objects.filter(gross__gt=3),
+    ],
+    ids=lambda queryset: f"{queryset.query.where}"[:70],
+)
+def test_questions_of_the_rows_own_columns(queryset: QuerySet[Any]) -> None:
+    assert is_own_table(queryset) is True
+
+
+@pytest.mark.parametrize(
+    "queryset",
+    [
+        parcels.filter(depot__open=True),
+        parcels.exclude(depot__open=True),
+        parcels.filter(depot__name=F("note")),
+        parcels.filter(note=F("depot__name")),
+        parcels.filter(priority__in=[F("tries"), 4]),
+        parcels.filter(priority__in=[F("depot__id"), F("scans__id")]),
+        parcels.filter(scans__ok=True),
+        parcels.exclude(scans__ok=True),
+        parcels.filter(tags=None),
+        parcels.filter(receipt__isnull=True),
+        parcels.filter(depot=open_depots[:1]),
+        parcels.filter(depot__in=open_depots),
+        parcels.filter(weight__in=[Subquery(open_depots.values("pk")[:1])]),
+        parcels.filter(weight__range=(1, Subquery(open_depots.values("pk")[:1]))),
+        parcels.filter(weight__gt=Subquery(open_depots.values("pk")[:1])),
+        parcels.filter(pk__in=parcels),
+        parcels.filter(Exists(open_depots.filter(pk=OuterRef("depot")))),
+        parcels.filter(~Exists(open_depots.filter(pk=OuterRef("depot")))),
+        parcels.filter(RawSQL("sent", [], output_field=models.BooleanField())),
+        parcels.filter(note=RawSQL("'x'", [])),
+        parcels.filter(weight__gt=F("priority") + 1),
+        parcels.filter(Case(When(sent=True, then=Value(value=True)), default=Value(value=False))),
+        parcels.filter(sent_at__year=2000),
+        parcels.filter(sent_at__date="2000-01-01"),
+        parcels.filter(sent_at=TruncYear("sent_at")),
+        parcels.extra(where=["sent"]),
+        parcels.extra(select={"x": "1"}),
+        parcels.extra(tables=["tests_depot"]),
+        parcels.annotate(n=Count("scans")),
+        parcels.annotate(n=Value(3)),
+        parcels.alias(n=Value(3)).filter(n=3),
+        parcels.alias(good=FilteredRelation("scans", condition=Q(scans__ok=True))).filter(
+            good=None
+        ),
+        parcels.distinct(),
+        parcels.select_related("depot"),
+        parcels.none(),
+        Message.objects.filter(data__state="new"),
+        Message.objects.filter(data={"state": "new"}),
+        Truck.objects.filter(weighed=False),
+        Trailer.objects.filter(axles=2),
+        OpenParcel.objects.filter(sent=False),
+    ],
+    ids=lambda queryset: f"{queryset.query.where}"[:70],
+)
+def test_everything_else_spans(queryset: QuerySet[Any]) -> None:
+    assert is_own_table(queryset) is False
 
 
 class LooksElsewhere(Lookup):

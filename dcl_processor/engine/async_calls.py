@@ -61,7 +61,15 @@ class AsyncCalls:
     @property
     def wait(self) -> bool:
         """Whether rows wait for a free place."""
-        return bool(self._waiting or self._rows)
+        return bool(self._waiting or self._rows) and not self._waits_for_its_key
+
+    @property
+    def _waits_for_its_key(self) -> bool:
+        """Whether the next row is to be called alone, while another one of its key is at work."""
+        # Race: two of one key. The rows of a call that raised are called one by one.
+        is_keyed = self._together and bool(self._batch.wanted.keys)
+        only_prepares = bool(self._waiting) and self._waiting[0][1]
+        return is_keyed and bool(self._waiting and self._under_way) and not only_prepares
 
     def go_on(self) -> bool:
         """Settle the rows whose handlers have ended, and start others; return whether all ended."""
@@ -83,7 +91,7 @@ class AsyncCalls:
             rows, self._rows = [held for held in self._rows if held.pk not in ended], ()
             if rows:
                 self._waiting.append((rows, False))
-        return bool(self._waiting)
+        return bool(self._waiting) and not self._waits_for_its_key
 
     def _start_next(self, rows: Sequence[Held], *, only_prepares: bool) -> None:
         free = startable(self._lane, self._batch, rows)

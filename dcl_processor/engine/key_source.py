@@ -278,10 +278,11 @@ class KeySource(Source):
     def _go_on(self, turn: Turn, *, has_rows: bool, has_missed: bool) -> None:
         """Put a key back in line; of one that is handled as a whole, rows may be locked."""
         if self._groups.whole and has_missed:
-            if has_rows:
+            if not has_rows:
+                turn.may_be_busy = True
+            elif not turn.waiting:  # or those are to be redone alone
                 self._turns.hold(turn)  # the handler was called for these
                 return
-            turn.may_be_busy = True
         elif has_missed:
             # Another worker had the key, and may have finished more of its rows.
             turn.is_old = True
