@@ -22,7 +22,6 @@ from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.signals import OnRow, row_callback, workers_counted
-from dcl_processor.watch.polling import BACKOFF
 from dcl_processor.watch.watch import Counted, Event, Plan, Watch
 
 from .child import Send, Work
@@ -354,7 +353,7 @@ def _watch_workers(
         record=record,
         health=health,
         on_counts=on_counts,
-        restart=BACKOFF,
+        restarts=True,
         deadline=plan.deadline,
         limit=_longest(processors),
     )

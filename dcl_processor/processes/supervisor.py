@@ -1,6 +1,6 @@
 """The supervisor: starts worker processes, and waits until all of them have ended.
 
-A worker that dies costs the others nothing. With ``restart`` it is started again. The pattern is
+A worker that dies costs the others nothing. With ``restarts`` it is started again. The pattern is
 the supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it at
 once the first time, and then with a growing delay, so that a poison row, which kills its worker,
 keeps no worker busy.
@@ -23,7 +23,7 @@ from dcl_processor import steady as time
 from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.watch.polling import POLL_IDLE, Backoff
+from dcl_processor.watch.polling import POLL_IDLE, backoff
 
 from .child import SOON, Child, Work, is_program, signals_blocked
 from .graceful_stop import StoppedAtOnce
@@ -61,9 +61,9 @@ class Supervisor:
     work: Callable[[int], Work]
     stop: threading.Event
     tell: Tell
-    #: The delays of restarts, from the second one in a while on. Without it, only a worker that was
-    #: killed for a row is started again: at once, if no worker was killed for this row before.
-    restart: Backoff | None = None
+    #: Whether each worker that dies is started again. Otherwise only one that was killed for a row
+    #: is: at once, if no worker was killed for this row before.
+    restarts: bool = False
     #: By the monotonic clock; no worker is started after it.
     deadline: float | None = None
     #: The longest ``handler_timeout`` of the processors; without it, none is killed for silence.
@@ -166,7 +166,7 @@ class Supervisor:
 
     def _wait(self, place: _Place, child: Child | None) -> float | None:
         """Return in how many seconds a successor starts, if one does: 0 after a first death."""
-        if self.restart is None:
+        if not self.restarts:
             # A worker that has reported the end of its run has no row left for a successor, whose
             # report would take the place of its own.
             if child is None or not child.was_late or child.has_reported:
@@ -178,7 +178,7 @@ class Supervisor:
             return 0.0 if is_new else None
         now = time.monotonic()
         place.deaths = 1 if now - place.started >= LIVED_LONG else place.deaths + 1
-        wait = self.restart.after(place.deaths) if place.deaths > 1 else 0.0
+        wait = backoff(place.deaths) if place.deaths > 1 else 0.0
         place.start_at = now + wait
         return wait
 

@@ -21,7 +21,7 @@ from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.masking import described
 
-from .polling import BACKOFF
+from .polling import backoff
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -166,7 +166,7 @@ class Listener:
     def _lost(self, error: Exception) -> set[str]:
         self.close()
         self._failures += 1
-        self._retry_at = time.monotonic() + BACKOFF.after(self._failures)
+        self._retry_at = time.monotonic() + backoff(self._failures)
         if self._failures > 1:
             return set()
         _operations.warning(

@@ -19,7 +19,6 @@ from dcl_processor.processes.news import Died, Worker
 from dcl_processor.processes.results import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
 from dcl_processor.report import Report
-from dcl_processor.watch.polling import BACKOFF, Backoff
 from tests.edge.manage import python
 from tests.hanging import works
 
@@ -32,7 +31,7 @@ BOUND = 80.0
 def supervised(
     folder: Path,
     *all_work: Work,
-    restart: Backoff | None = BACKOFF,
+    restarts: bool = True,
     observe: Callable[[Sequence[Worker]], None] = lambda _: None,
 ) -> tuple[bool, list[tuple[int, Died]]]:
     """Run one worker for each work; return what the run returned, and the deaths by number.
@@ -56,7 +55,7 @@ def supervised(
         lambda number: all_work[number - 1],
         stop=Stop(),
         tell=tell,
-        restart=restart,
+        restarts=restarts,
         observe=bounded,
     ).run()
     return had_work, deaths
@@ -100,7 +99,7 @@ def test_a_worker_that_hangs_is_killed_and_its_last_message_counts(
 ) -> None:
     monkeypatch.setattr(child, "EXIT_WITHIN", 0.3)
     work = partial(works.hang_at_exit, tmp_path)
-    assert supervised(tmp_path, work, work, restart=None) == (True, [])
+    assert supervised(tmp_path, work, work, restarts=False) == (True, [])
     assert not (tmp_path / "end").exists()
 
 

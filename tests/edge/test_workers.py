@@ -36,7 +36,6 @@ from dcl_processor.processes.news import Died
 from dcl_processor.processes.results import Outcomes, merge
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.report import Failure
-from dcl_processor.watch.polling import BACKOFF
 from tests.edge.manage import alias, at_gate, output, processors, python, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
@@ -533,7 +532,7 @@ def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.Monkey
     def work(number: int) -> Any:
         pytest.fail("no worker is to be started")
 
-    supervised = Supervisor(1, work, stop=Stop(), tell=tell, restart=BACKOFF)
+    supervised = Supervisor(1, work, stop=Stop(), tell=tell, restarts=True)
     (place,) = supervised._places
     for lived in [0.0] * 5 + [LIVED_LONG]:
         place.started = time.monotonic() - lived
