@@ -64,7 +64,7 @@ def follow(run: Callable[[Callable[[Any], None]], Any]) -> Way:
 def ways() -> dict[str, Way]:
     """Follow a row of each delivery, in the database of the settings."""
     from dcl_processor import Delivery, Lease, batch_processor
-    from dcl_processor.runner import suspects
+    from dcl_processor.runner import in_flight
     from tests.models import Errand
 
     pending = Errand.objects.filter(done=False)
@@ -86,7 +86,7 @@ def ways() -> dict[str, Way]:
         make = batch_processor(done={"done": True}, **options)
         # A look at the notes of dead processes is a matter of time, not of the row.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(suspects, "LOOK_EVERY", 3_600.0)
+            patch.setattr(in_flight, "LOOK_EVERY", 3_600.0)
             found[name] = follow(lambda handle, make=make: make(handle).run())  # type: ignore[misc]  # a default
     return found
 

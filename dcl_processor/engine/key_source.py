@@ -330,8 +330,8 @@ class KeySource(Source):
 
     def _last(self) -> Iterator[Step]:
         """Handle the keys whose rows were in flight when their process died."""
-        deaths, left = self._suspects.deaths_with, {*self._suspects.left()}
-        for turn in sorted(self._last_turns, key=lambda turn: deaths(turn.suspects)):
+        died, left = self._notes.last_death, {*self._notes.left()}
+        for turn in sorted(self._last_turns, key=lambda turn: died(turn.suspects)):
             if self._run.must_stop():
                 return
             if turn.suspects & left:
@@ -396,7 +396,7 @@ class KeySource(Source):
             turn.left = None  # the handler was not called for the key
         if not self._turns.has_rows(self.question, turn):
             return False
-        found = [] if turn.is_last else self._suspects.among(turn.waiting)
+        found = [] if turn.is_last else self._notes.among(turn.waiting)
         if found:
             # Race: poison row. The rows behind one that killed a process wait with it.
             turn.suspects.update(found)

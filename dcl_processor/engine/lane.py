@@ -14,10 +14,10 @@ from dcl_processor import log_fields, observers
 from dcl_processor import steady as time
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.execution.handler import Handled
-from dcl_processor.execution.in_flight import InFlight
 from dcl_processor.execution.leftover import Leftover, close_lost
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.runner.in_flight import InFlight
 
 from . import marking, recovery, settling
 from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls

@@ -27,7 +27,6 @@ from dcl_processor.definition.kinds import rules_of
 from dcl_processor.execution.calls import beside
 from dcl_processor.execution.event_loop import EventLoop, refuse_green_threads
 from dcl_processor.execution.handler import Failed, Lost
-from dcl_processor.execution.in_flight import Notes
 from dcl_processor.execution.resource import OpenFailure, Resource
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.interrupts import LOOK
@@ -38,6 +37,7 @@ from dcl_processor.log_fields import Running, error_fields, fields, known_as, lo
 from dcl_processor.report import Report, Stopped
 from dcl_processor.runner import limits
 from dcl_processor.runner.counters import Counters, attach_report, log_end
+from dcl_processor.runner.in_flight import Notes
 from dcl_processor.runner.limits import LONGEST_HOLD, Holds, refuse_without_ledger
 from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started

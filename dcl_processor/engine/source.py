@@ -13,7 +13,6 @@ from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.execution.calls import each_beside
 from dcl_processor.locking.wanted import Wanted, spare
-from dcl_processor.runner.suspects import Suspects
 
 from .settlement import Batch
 
@@ -71,7 +70,7 @@ class Source:
         #: Whether the candidates are rows that an earlier claim did not get.
         self.is_returning = False
         self._needs_results = run.processor._flip_needs_result
-        self._notes, self._suspects = run.notes, Suspects(run.notes)
+        self._notes = run.notes
         self._phases = self._plan()
 
     @property
@@ -88,9 +87,9 @@ class Source:
         """
         with self._lock:
             run = self._run
-            if self._waiting and (self._notes.known or time.monotonic() >= self._suspects.look_at):
+            if self._waiting and (self._notes.known or time.monotonic() >= self._notes.look_at):
                 # Rows that were in flight when their process died are put aside.
-                for pk in self._suspects.among(self._waiting):
+                for pk in self._notes.among(self._waiting):
                     self._waiting.remove(pk)
                     self._tried.add(pk)
             waiting = self._alone or self._waiting
@@ -359,14 +358,14 @@ class Source:
         run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if run.stopped is None and run.filter is None:
-            self._suspects.settle([*self._locked, *self._left_suspects(), *self._leased()])
+            self._notes.settle([*self._locked, *self._left_suspects(), *self._leased()])
 
     def _suspects_in_turn(self) -> list[Any]:
-        return self._suspects.in_turn()
+        return self._notes.in_turn()
 
     def _left_suspects(self) -> list[Any]:
         """Return the rows that may kill their process, and that this run has not tried."""
-        return self._suspects.left()
+        return self._notes.left()
 
     def _leased(self) -> list[Any]:
         """Return the leased rows if processes have died: among them may be rows that these held.

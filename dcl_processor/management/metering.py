@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dcl_processor.contrib.prometheus.exposition import TextFile
     from dcl_processor.metrics import Collector, Tally
-    from dcl_processor.processes.pool import OnCounts
+    from dcl_processor.processes.results import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
 

@@ -22,8 +22,8 @@ from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
 from dcl_processor.masking import shown_traceback
-from dcl_processor.processes.beats import AtWork, most_urgent
 from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.news import AtWork, most_urgent
 from dcl_processor.processes.visible import logs_to_stderr
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report

@@ -17,9 +17,8 @@ from dcl_processor.diagnosis import Trouble, in_doubt
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
-from dcl_processor.processes.beats import lasted
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Died, Finishing, News
+from dcl_processor.processes.news import Died, Finishing, News, lasted
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.watch.notify import aliases, check_can_listen

@@ -1,9 +1,8 @@
-"""One worker in a child process, from both ends of the pipes that connect it to its parent.
+"""One worker in a child process, from both ends of the pipe that connects it to its parent.
 
 The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``. The child sends pairs: a processor's
-name with an event of its run, or ``None`` with an event of the child itself: each new ``Phase``,
-and last ``Ended`` or a ``Trouble``. The child sends a ``Beat`` each second through a second pipe,
-so other messages do not delay it.
+name with an event of its run, or ``None`` with an event of the child itself: a ``Beat`` each
+second, and last ``Ended`` or a ``Trouble``.
 
 The child is the same command line, started once more: all that the program prepares before it runs
 the command, such as a driver or an importer of settings, is prepared in each worker, too. A forked
@@ -13,6 +12,7 @@ were.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -20,10 +20,10 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,33 +37,26 @@ from dcl_processor import steady as time
 from dcl_processor import worker
 from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.report import Report
 from dcl_processor.watch.watch import Event
 
-from .beats import Beat, lasted
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
-from .monitor import Monitor, OwnTime
-from .results import Inbox, Results
+from .messages import Inbox, Outbox
+from .monitor import Lateness, Monitor
+from .news import AtWork, Beat
 from .visible import quiet_unless_configured
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 
-#: Seconds that a child has to exit after its last message, and then to die after it was killed.
-EXIT_WITHIN, DIES_WITHIN = 10.0, 10.0
+#: Seconds that a child has to exit after its last message.
+EXIT_WITHIN = 10.0
 
 #: Seconds between two looks at a child that is ending. None of its files tells when it has ended:
-#: it may have closed its pipes long before, and what it has forked may keep them open.
+#: it may have closed its pipe long before, and what it has forked may keep it open.
 SOON = 0.01
 
 #: The environment of a child: the files that it has from its parent, by their numbers.
 FILES = "DCL_PROCESSOR_WORKER"
-
-
-class Phase(Enum):
-    """How far a child has come, as far as its parent knows."""
-
-    #: It loads Django.
-    LOADING = "loading"
-    WORKING = "working"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,7 @@ class Ended:
 
 
 #: Sends an event of a processor to the parent; without a name, one of the child itself.
-Send = Callable[[str | None, Event | Phase | Ended], None]
+Send = Callable[[str | None, Event | Beat | Ended], None]
 
 #: The work of a child, which is pickled; returns whether there was any until the end.
 Work = Callable[[Stop, Send], bool]
@@ -84,41 +77,42 @@ Work = Callable[[Stop, Send], bool]
 
 
 class Child:
-    """The parent's end of a child process, which is started at once."""
+    """The parent's end of a child process, which is started at once.
 
-    def __init__(self, number: int, work: Work, databases: Mapping[str, Any]) -> None:
-        self.phase = Phase.LOADING
-        control, self._control = Pipe(duplex=False)
-        self.results, results = Pipe(duplex=False)
-        self._beats, beats = Pipe(duplex=False)
-        self._inbox, self._beats_inbox = Inbox(self.results), Inbox(self._beats)
-        ends = (control, results, beats)
+    ``limit``: of ``Lateness``. ``now``: the parent's own time (``OwnTime``), here and in the
+    methods.
+    """
+
+    def __init__(
+        self, number: int, work: Work, databases: Mapping[str, Any], limit: float | None, now: float
+    ) -> None:
+        self.pipe, theirs = Pipe()
+        self._inbox = Inbox(self.pipe)
         # A file, because a pipe that is full would make the parent wait for a child that loads.
-        with TemporaryFile() as task:
+        # Only the child may hold its end; otherwise the parent would not notice its death.
+        with theirs, TemporaryFile() as task:
             pickle.dump((number, work, databases), task)
             task.seek(0)
-            files = [each.fileno() for each in (task, *ends)]
+            files = task.fileno(), theirs.fileno()
             arguments, variables = _same_command()
             variables[FILES] = ",".join(map(str, files))
             self._process = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, env=variables, pass_fds=files
             )
         self.pid = self._process.pid
+        self.lateness = Lateness(limit, now)
+        #: Whether a run has reported its end; a watch reports that of each of its runs.
+        self.has_reported = False
         self._last: Ended | Trouble | None = None
         self._end_by: float | None = None
-        self._killed_for: str | None = None
-        self._killed_at: float | None = None
-        #: Whether it could not be killed, and has not sent its last message.
-        self.is_left_behind = False
-        # Only the child may hold these ends; otherwise the parent would not notice its death.
-        for each in ends:
-            each.close()
+        self._stopped_at: float | None = None
+        self._fault: str | None = None
 
     def receive(self, now: float) -> Iterator[tuple[str | None, Any]]:
         """Yield the messages that have come, without waiting for the rest of one.
 
         With the last message, which is not yielded, or with the end of the pipe the child begins
-        to end. ``now``: the parent's own time (``OwnTime``), here and in the other methods.
+        to end.
         """
         try:
             messages = self._inbox.take()
@@ -126,44 +120,56 @@ class Child:
             self.begin_end(now)
             return
         for name, event in messages:
+            self.lateness.hear(now, event if isinstance(event, Beat) else None)
             if name is None and isinstance(event, Ended | Trouble):
                 self.begin_end(now, event)
                 return
-            if isinstance(event, Phase):
-                self.phase = event
+            self.has_reported |= isinstance(event, Report | Trouble)
             yield name, event
 
-    def last_beat(self) -> Beat | None:
-        """Return the last of the beats that have come since the last call."""
-        beat = None
-        with suppress(EOFError, OSError):
-            while beats := self._beats_inbox.take():
-                beat = beats[-1]
-        return beat
+    def stop(self) -> None:
+        """Let it finish its rows."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+            self._send(STOP)
 
-    def send(self, message: str) -> None:
-        # A child that has ended needs no message.
-        with suppress(OSError):
-            self._control.send(message)
+    def last_rows(self, beat: Beat) -> AtWork | None:
+        """Return, once, the rows that it finishes because it is to stop."""
+        if self._stopped_at is None or beat.at < self._stopped_at or beat.call is None:
+            return None
+        self._stopped_at = math.inf
+        return beat.call
 
     def stop_at_once(self) -> None:
         """Interrupt the handler; kill a child that is loading: it has no row."""
-        if self.phase is Phase.LOADING and not self.results.poll():
+        if not self.is_ending and not self.lateness.is_loaded and not self.pipe.poll():
             self._process.kill()
         else:
-            self.send(STOP_AT_ONCE)
+            self._send(STOP_AT_ONCE)
 
-    def kill(self, why: str, now: float) -> None:
-        """Kill the process; ``why``: the sentence of its death."""
-        self._killed_for, self._killed_at = why, now
-        self._process.kill()
+    def _send(self, message: str) -> None:
+        # A child that has ended needs no message.
+        with suppress(OSError):
+            self.pipe.send(message)
+
+    def kill_if_late(self, now: float) -> None:
+        """Kill it if its handler did not end, or if it does not move."""
+        if not self.is_ending and self._fault is None:
+            self._fault = self.lateness.fault(now)
+            if self._fault is not None:
+                self._process.kill()
+
+    @property
+    def was_late(self) -> bool:
+        """Whether it was killed because it was late."""
+        return self._fault is not None
 
     def begin_end(self, now: float, last: Ended | Trouble | None = None) -> None:
         """Let the process end, without waiting for it: ``has_gone()`` does the rest.
 
         ``last``: its last message. None is read after it.
         """
-        self._control.close()
+        self.pipe.close()
         self._last, self._end_by = last, now + EXIT_WITHIN
 
     @property
@@ -171,46 +177,31 @@ class Child:
         """Whether the end of the process has begun, and its messages are not read any more."""
         return self._end_by is not None
 
+    def is_alive(self, now: float) -> bool:
+        """Return whether it moves, and is in no handler that should have ended."""
+        return self.is_ending or (self.lateness.is_alive(now) and not self.was_late)
+
     def has_gone(self, now: float) -> bool:
         """Return whether the process has ended; to be called again and again until it has.
 
-        Kills a process that does not end in time. One that waits in the kernel, for a file server
-        for instance, cannot be killed, and is left behind: it counts as gone.
+        Kills a process that does not end in time.
         """
         if self._process.poll() is not None:
             # What the handler has forked may keep the pipe open for as long as it likes.
-            return self.is_ending or not self.results.poll()
-        if self._killed_at is not None:
-            is_lost = now - self._killed_at > DIES_WITHIN
-            self.is_left_behind = is_lost and self._last is None
-            return is_lost
+            return self.is_ending or not self.pipe.poll()
         if self._end_by is not None and now >= self._end_by:
-            self.kill(f"it closed its pipe, and did not end within {EXIT_WITHIN:g} s", now)
+            self._process.kill()
         return False
-
-    def close(self) -> None:
-        """Free what belongs to a child that has gone."""
-        for each in (self._control, self.results, self._beats):
-            each.close()
-        # One that cannot be killed is left behind knowingly.
-        self._process.returncode = self._process.poll() or 0
 
     def outcome(self) -> Ended | Trouble:
         """Return how a child has ended that has gone: its last message, or how it died."""
+        self.pipe.close()
         if self._last is not None:
             return self._last
-        code = self._process.poll()
-        if self.is_left_behind:
-            return Trouble(
-                f"process {self.pid} was killed {lasted(DIES_WITHIN)} ago, and has not ended: "
-                f"{self._killed_for}; no other process takes its place"
-            )
-        if self._killed_for is not None:
-            return Trouble(
-                f"killed by the supervisor: {self._killed_for}; its committed work stays, but is "
-                "not counted"
-            )
-        if code is not None and code < 0:
+        code = self._process.returncode
+        if self._fault is not None:
+            how = f"killed by the supervisor: {self._fault}"
+        elif code < 0:
             how = f"killed by {_name(-code)}"
         else:
             how = f"ended with exit code {code} and without a report"
@@ -239,17 +230,6 @@ def is_program() -> bool:
     return sys.argv[1:2] == ["processors"]
 
 
-def end_all(children: Collection[Child], own_time: OwnTime) -> None:
-    """Wait until all of these children have ended, each of them in the same seconds."""
-    for each in children:
-        each.begin_end(own_time.pass_())
-    left = list(children)
-    while left := [each for each in left if not each.has_gone(own_time.pass_())]:
-        time.sleep(SOON)
-    for each in children:
-        each.close()
-
-
 def _name(signum: int) -> str:
     try:
         return signal.Signals(signum).name
@@ -272,56 +252,27 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def exit_codes_kept() -> Iterator[None]:
-    """Give SIGCHLD its default action in the block if it is ignored, as after some launchers.
-
-    Otherwise the system frees the pid of a child as soon as it ends, Python never learns that it
-    has ended, and a signal that is sent to the pid may reach another process. Outside the main
-    thread, where Python sets no action, it stays as it is.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-
 # --- the child's end
 
 
 def main(files: str) -> None:
     """Do the work, and send its events and its end; ``files``: of ``FILES``."""
-    task, *ends = map(int, files.split(","))
+    task, pipe = map(int, files.split(","))
     with os.fdopen(task, "rb") as file:
         worker.number, work, databases = pickle.load(file)  # noqa: S301  # from our own parent
-    do(work, databases, *map(Connection, ends))
+    do(work, databases, Connection(pipe))
 
 
-def do(
-    work: Work,
-    databases: Mapping[str, Any],
-    control: Connection,
-    results: Connection,
-    beats: Connection,
-) -> None:
-    """Do the work between the ends of the pipes."""
+def do(work: Work, databases: Mapping[str, Any], pipe: Connection) -> None:
+    """Do the work at the end of the pipe."""
     stop, hurry = Stop(), threading.Event()
     _install_handlers(stop, hurry)
-    to_parent = Results(results, beats, stop)
-    send = to_parent.send
-    monitor = Monitor(to_parent.beat, stop, is_supervised=True)
-    threading.Thread(target=_obey, args=(control, stop, hurry, monitor), daemon=True).start()
+    send = Outbox(pipe, stop).send
+    threading.Thread(target=_obey, args=(pipe, stop, hurry), daemon=True).start()
     end: Ended | Trouble
     try:
-        with _undisturbed_end(), _connected(databases):
-            send(None, Phase.WORKING)
-            with monitor:
-                end = Ended(work(stop, send))
+        with _undisturbed_end(), _connected(databases), Monitor(partial(send, None)):
+            end = Ended(work(stop, send))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
         end = Trouble(one_line(error) if known else describe(error), traceback.format_exc())
@@ -370,13 +321,12 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _obey(control: Connection, stop: Stop, hurry: threading.Event, monitor: Monitor) -> None:
+def _obey(pipe: Connection, stop: Stop, hurry: threading.Event) -> None:
     """Follow the parent's messages, in a thread; the end of the parent means stop."""
     main_thread = threading.main_thread().ident
     try:
-        while control.recv() == STOP:
+        while pipe.recv() == STOP:
             stop.set()
-            monitor.look_now()  # so that the parent can name the row that is being finished
     except (EOFError, OSError):
         stop.set()
         return

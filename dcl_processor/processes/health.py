@@ -20,9 +20,8 @@ from dcl_processor import steady as time
 from dcl_processor.execution import calls
 
 from . import monitor
-from .beats import AtWork, Beat, clock
 from .graceful_stop import Stop
-from .news import Worker
+from .news import AtWork, Beat, Worker, clock
 from .visible import Notifier
 
 #: Seconds that are added to the time that is asked of systemd for the last rows, for their commit.

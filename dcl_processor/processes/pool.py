@@ -7,10 +7,9 @@ end its own handler that ignores every interrupt, so such a worker is a child, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
@@ -21,26 +20,21 @@ from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import COUNTS, Report, Stopped
-from dcl_processor.runner.counters import MOST_FAILURES
+from dcl_processor.report import Report
 from dcl_processor.signals import OnRow, row_callback, workers_counted
-from dcl_processor.watch.polling import BACKOFF
 from dcl_processor.watch.watch import Counted, Event, Plan, Watch
 
-from .child import Send
+from .child import Send, Work
 from .graceful_stop import Stop
 from .health import Health
 from .monitor import Monitor
-from .news import Died, Finishing, News, Tell
-from .results import Outcomes
+from .news import Died, Finishing, News
+from .results import OnCounts, Outcomes, merge, shares, tell_of_success
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
 
 if TYPE_CHECKING:
     from dcl_processor.metrics import Tally
-
-#: Takes a processor's name, and what one of several workers has counted since its last message.
-OnCounts = Callable[[str, "Tally"], None]
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_WORKERS = 256
@@ -87,7 +81,7 @@ def run(
     supervised = may_supervise and _can_be_killed([processor])
     with oversight.command("run", [processor.name]) as record:
         # Not longer, because a supervisor shows the health of its workers instead.
-        with _monitored(health):
+        with Monitor(health.beat, pace=health.pace):
             needed = _needed(processor, workers, options) if workers > 1 or supervised else 1
             if needed == 0 or (needed == 1 and not supervised):
                 with row_callback(processor, on_row):
@@ -132,39 +126,78 @@ def _run_workers(
     timeout = options.get("timeout")
     # Processes share the monotonic clock.
     deadline = None if timeout is None else time.monotonic() + timeout
-    sends_counts, began = are_counts_wanted(on_counts), time.time()
+    began = time.time()
 
     def work(number: int) -> partial[bool]:
         own: RunOptions = {**options, "limit": outcomes.limits[number - 1]}
         return partial(
             _run,
-            processor.name,
-            own,
-            shown=label([processor.name], number, len(outcomes.limits)),
-            stops=_stops(record, number),
+            options=own,
             began=began,
             deadline=deadline,
             sends_rows=sends_rows or own["limit"] is not None,
+        )
+
+    _supervise(
+        [processor],
+        work,
+        outcomes.tell,
+        workers=len(outcomes.limits),
+        record=record,
+        health=health,
+        on_counts=on_counts,
+        deadline=deadline,
+        limit=processor._time_limit,
+    )
+    return outcomes.in_order()
+
+
+def _supervise(
+    processors: Sequence[BatchProcessor[Any]],
+    work: Callable[[int], partial[bool]],
+    tell: Callable[[int, str | None, News], None],
+    *,
+    workers: int,
+    record: oversight.Command | None,
+    health: Health,
+    on_counts: OnCounts | None,
+    **options: Any,
+) -> bool:
+    """Let children do the work, and hand on what they send; ``options``: of the supervisor.
+
+    ``work``: returns that of a number, which takes its processors, and how its worker is to be
+    known. What they count and do goes to ``on_counts`` and ``record``, the rest to ``tell``.
+    """
+    by_name = {processor.name: processor for processor in processors}
+    names = list(by_name)
+    sends_counts = on_counts is not None or bool(workers_counted.receivers)
+
+    def member(number: int) -> Work:
+        return partial(
+            work(number),
+            names,
+            shown=label(names, number, workers),
+            # Those that are older than the command: a worker that starts late, or in the place of a
+            # dead one, is to follow the others.
+            stops={} if record is None else record.begin_worker(number),
             sends_counts=sends_counts,
         )
 
-    def tell(number: int, name: str | None, event: News) -> None:
+    def take(number: int, name: str | None, event: News) -> None:
         if isinstance(event, Counted):
-            counted(processor, event.tally, on_counts)
+            if name in by_name:
+                counted(by_name[name], event.tally, on_counts)
+        elif isinstance(event, oversight.Progress):
+            if record is not None and name is not None:
+                record.progress(number, name, event)
         else:
-            outcomes.tell(number, name, event)
+            if isinstance(event, Died) and record is not None:
+                record.worker_died(number, event.trouble.sentence)
+            tell(number, name, event)
 
-    Supervisor(
-        len(outcomes.limits),
-        work,
-        stop=health.stop,
-        tell=_recording(record, tell),
-        deadline=deadline,
-        limit=processor._time_limit,
-        goes_on=True,
-        observe=health.seen,
+    return Supervisor(
+        workers, member, stop=health.stop, tell=take, observe=health.seen, **options
     ).run()
-    return outcomes.in_order()
 
 
 def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
@@ -180,13 +213,6 @@ def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
     return True
 
 
-@contextmanager
-def _monitored(health: Health) -> Iterator[None]:
-    """Show what this process is at, and warn of handlers that take long, in the block."""
-    with Monitor(health.beat, health.stop, pace=health.pace):
-        yield
-
-
 def _needed(processor: BatchProcessor[Any], workers: int, options: RunOptions) -> int:
     """Return how many workers have a pending row, and a slot for it; the others are not started."""
     most = min(workers, processor.max_workers or workers)
@@ -194,54 +220,63 @@ def _needed(processor: BatchProcessor[Any], workers: int, options: RunOptions) -
     return min(most, backlog.count(processor, filter=filter, using=using, most=most - 1))
 
 
-def _run(
-    name: str,
-    options: RunOptions,
-    stop: Stop,
+@contextmanager
+def _member(
+    names: Sequence[str],
     send: Send,
     *,
     shown: str,
     stops: Mapping[str, int | None],
+    sends_counts: bool,
+    is_share: bool,
+) -> Iterator[oversight.Command | None]:
+    """Be one of the workers in the block, in a child process.
+
+    ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
+    ``is_share``: whether it does a share of one run.
+    """
+    counting: Any = nullcontext()
+    if sends_counts:
+        from dcl_processor.metrics import sent  # not for others
+
+        counting = sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
+    with as_worker(shown), counting, oversight.worker(names, send, stops) as record:
+        try:
+            yield record
+        finally:
+            observers.flush()
+
+
+def _run(
+    names: Sequence[str],
+    stop: Stop,
+    send: Send,
+    *,
+    options: RunOptions,
     began: float,
     deadline: float | None,
     sends_rows: bool,
-    sends_counts: bool,
+    **known: Any,
 ) -> bool:
     """Do a share of a run, in a child process; send its report, or why there is none.
 
-    ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
-    ``began``: when the command did, in seconds since 1970.
+    ``began``: when the command did, in seconds since 1970. ``known``: for ``_member()``.
     """
-    (processor,) = registry.get([name])
+    [processor] = registry.get(names)
     if deadline is not None:
         options["timeout"] = max(0.0, deadline - time.monotonic())
     worker.began = began
     outcome: Report | Trouble
     try:
         with (
-            as_worker(shown),
-            oversight.worker([name], send, stops),
-            row_callback(processor, partial(send, name) if sends_rows else None),
-            counts_sent(send, is_share=True) if sends_counts else nullcontext(),
+            _member(names, send, is_share=True, **known),
+            row_callback(processor, partial(send, processor.name) if sends_rows else None),
         ):
             outcome = processor.run(**options, stop=stop)
     except Exception as error:  # noqa: BLE001  # a run that could not be made
         outcome = Trouble.of(error, processor, options.get("using"))
-    send(name, outcome)
-    observers.flush()
+    send(processor.name, outcome)
     return True
-
-
-def are_counts_wanted(on_counts: OnCounts | None) -> bool:
-    """Return whether workers are to send what they count: otherwise they count nothing."""
-    return on_counts is not None or bool(workers_counted.receivers)
-
-
-def counts_sent(send: Send, *, is_share: bool) -> AbstractContextManager[None]:
-    """Send what is counted in the block to the parent; ``is_share``: of one run of several."""
-    from dcl_processor.metrics import sent
-
-    return sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
 
 
 def counted(processor: BatchProcessor[Any], tally: Tally, on_counts: OnCounts | None) -> None:
@@ -250,112 +285,6 @@ def counted(processor: BatchProcessor[Any], tally: Tally, on_counts: OnCounts | 
         on_counts(processor.name, tally)
     if tally.rows:
         workers_counted.send_robust(type(processor), processor=processor, counts=dict(tally.rows))
-
-
-def tell_of_success(
-    report: Report, workers: Sequence[Report | Trouble], on_counts: OnCounts | None
-) -> None:
-    """Report the success of a run that several workers share; each sees only its own rows."""
-    if on_counts is None or not all(isinstance(each, Report) for each in workers):
-        return
-    from dcl_processor.metrics import (
-        Tally,
-        succeeded,  # not for others
-    )
-
-    if workers and succeeded(report):
-        on_counts(report.name, Tally(last_success=time.time()))
-
-
-def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> Report:
-    """Return one report of all workers; a worker that died without a report counts nothing.
-
-    It lets the run end by ``"failures"``, unless something else ended the run. Several workers may
-    try a row that fails. It counts once, as long as all failures are kept.
-    """
-    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
-    reports = [report for report in own if report is not None]
-    to_retry = sum(report.to_retry for report in reports)
-    counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
-    # Rows that one worker found held or locked may have been handled by another, until the last one
-    # ended; and a row that a session keeps locked was met by each of them.
-    last = max(reports, key=lambda report: report.duration, default=None)
-    for count in ("held", "skipped"):
-        counts[count] = 0 if last is None else getattr(last, count)
-    tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
-    failures = {str(failure.pk): failure for report in reports for failure in report.failures}
-    if all(report.failed == len(report.failures) for report in reports):
-        counts["failed"] = len(failures)
-        to_retry = sum(not failure.is_final for failure in failures.values())
-    return Report(
-        name=name,
-        **counts,
-        to_retry=to_retry,
-        redone=sum(report.redone for report in reports),
-        passes=max((report.passes for report in reports), default=0),
-        duration=max((report.duration for report in reports), default=0.0),
-        stopped=_stopped(
-            {report.stopped for report in reports},
-            limit is not None and tried >= limit,
-            has_lost_one=None in own,
-        ),
-        error=next((report.error for report in reports if report.error is not None), None),
-        failures=tuple(islice(failures.values(), MOST_FAILURES)),
-        held_keys=() if last is None else last.held_keys,
-    )
-
-
-def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) -> Stopped:
-    # If one worker reached its share of the limit while another worker found no more rows, the run
-    # was drained all the same.
-    order: tuple[Stopped, ...] = (
-        "failures",
-        "signal",
-        "operator",
-        "paused",
-        "breaker",
-        "timeout",
-        "throttled",
-    )
-    for reason in order:
-        if reason in reasons:
-            return reason
-    if reached_limit:
-        return "limit"
-    if has_lost_one:
-        return "failures"  # what it would have found is not known
-    return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
-
-
-def _recording(record: oversight.Command | None, tell: Tell) -> Tell:
-    """Return what gives the workers' progress to the record, and the rest to ``tell``."""
-
-    def note(number: int, name: str | None, event: News) -> None:
-        if not isinstance(event, oversight.Progress):
-            if isinstance(event, Died) and record is not None:
-                record.worker_died(number, event.trouble.sentence)
-            tell(number, name, event)
-        elif record is not None and name is not None:
-            record.progress(number, name, event)
-
-    return note
-
-
-def _stops(record: oversight.Command | None, number: int) -> Mapping[str, int | None]:
-    """Return the orders to stop that are older than the command, for a worker that it starts.
-
-    A worker that starts late, or in the place of a dead one, is to follow the others.
-    """
-    return {} if record is None else record.begin_worker(number)
-
-
-def shares(limit: int | None, workers: int) -> list[int | None]:
-    """Divide a limit as evenly as possible; leave out workers that could handle no row."""
-    if limit is None:
-        return [None] * workers
-    each, rest = divmod(limit, workers)
-    shares: list[int | None] = [each + (number < rest) for number in range(workers)]
-    return [share for share in shares if share] or [0]
 
 
 def watch(
@@ -380,7 +309,7 @@ def watch(
     health = health or Health([processor.name for processor in processors], stop)
     with oversight.command("watch", [processor.name for processor in processors]) as record:
         if workers == 1 and not (may_supervise and _can_be_killed(processors)):
-            with _monitored(health):
+            with Monitor(health.beat, pace=health.pace):
                 return Watch(processors, plan, stop, partial(tell, None), record).run()
         return _watch_workers(
             processors,
@@ -404,37 +333,30 @@ def _watch_workers(
     on_counts: OnCounts | None,
 ) -> bool:
     """Watch in so many children."""
-    by_name = {processor.name: processor for processor in processors}
-    names = list(by_name)
-    sends_counts = are_counts_wanted(on_counts)
     rows_left = shares(plan.max_rows, workers)
 
     def work(number: int) -> partial[bool]:
-        own = replace(plan, max_rows=rows_left[number - 1])
-        shown = label(names, number, workers)
-        stops = _stops(record, number)
-        return partial(_watch, names, own, shown=shown, stops=stops, sends_counts=sends_counts)
+        return partial(_watch, plan=replace(plan, max_rows=rows_left[number - 1]))
 
     def tell_or_count(number: int, name: str | None, event: News) -> None:
-        if isinstance(event, Counted):
-            if name in by_name:
-                counted(by_name[name], event.tally, on_counts)
-        elif not isinstance(event, str):
+        if not isinstance(event, str):
             tell(number if workers > 1 else None, name, event)
         elif (left := rows_left[number - 1]) is not None:
             # A row was tried: a worker that takes this one's place has one row less to try.
             rows_left[number - 1] = left - 1
 
-    return Supervisor(
-        len(rows_left),
+    return _supervise(
+        processors,
         work,
-        stop=health.stop,
-        tell=_recording(record, tell_or_count),
-        restart=BACKOFF,
+        tell_or_count,
+        workers=len(rows_left),
+        record=record,
+        health=health,
+        on_counts=on_counts,
+        restarts=True,
         deadline=plan.deadline,
         limit=_longest(processors),
-        observe=health.seen,
-    ).run()
+    )
 
 
 def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
@@ -443,31 +365,15 @@ def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
     return None if None in limits else max(filter(None, limits), default=None)
 
 
-def _watch(
-    names: Sequence[str],
-    plan: Plan,
-    stop: Stop,
-    send: Send,
-    *,
-    shown: str,
-    stops: Mapping[str, int | None],
-    sends_counts: bool,
-) -> bool:
+def _watch(names: Sequence[str], stop: Stop, send: Send, *, plan: Plan, **known: Any) -> bool:
     """Watch, in a child process; send each event, and the rows only if they are counted."""
 
     def tell(name: str, event: Event) -> None:
         if plan.max_rows is not None or not isinstance(event, str):
             send(name, event)
 
-    with (
-        as_worker(shown),
-        counts_sent(send, is_share=False) if sends_counts else nullcontext(),
-        oversight.worker(names, send, stops) as record,
-    ):
-        try:
-            return Watch(registry.get(names), plan, stop, tell, record).run()
-        finally:
-            observers.flush()
+    with _member(names, send, is_share=False, **known) as record:
+        return Watch(registry.get(names), plan, stop, tell, record).run()
 
 
 def check_workers(workers: int) -> None:

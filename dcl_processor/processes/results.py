@@ -1,132 +1,37 @@
-"""Both ends of the pipe from a child to its parent, and the child's end of that for its beats."""
+"""What became of the workers of one run, each of which may have had a successor: one report."""
 
 from __future__ import annotations
 
 import logging
-import os
-import pickle
-import struct
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from dcl_processor.diagnosis import ErrorInWorker, Trouble, describe
-from dcl_processor.errors import represent
-from dcl_processor.report import Report
+from dcl_processor import steady as time
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.report import COUNTS, Report, Stopped
+from dcl_processor.runner.counters import MOST_FAILURES
 from dcl_processor.signals import OnRow
 
-from .beats import Beat
 from .news import Died, Finishing, News
 
-#: In front of each message: its length.
-_length = struct.Struct("!I")
-
-#: Bytes that are read at once.
-_READ = 1 << 16
-
-
-class Inbox:
-    """The parent's end, which never waits for the rest of a message.
-
-    A child may be stopped, or die, in the middle of one, and what it has forked may keep the pipe
-    open.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._read = bytearray()
-        os.set_blocking(pipe.fileno(), False)
-
-    def take(self) -> list[Any]:
-        """Return the messages that are here as a whole; raises ``EOFError`` at the end."""
-        try:
-            found = os.read(self._pipe.fileno(), _READ)
-        except BlockingIOError:
-            return []
-        if not found:
-            raise EOFError
-        self._read += found
-        messages = []
-        while len(self._read) >= _length.size:
-            end = _length.size + _length.unpack_from(self._read)[0]
-            if len(self._read) < end:
-                break
-            message = self._read[_length.size : end]
-            messages.append(pickle.loads(message))  # noqa: S301  # from a process of our own
-            del self._read[:end]
-        return messages
-
-
-class Results:
-    """Sends messages to the parent; ``stop`` is set when the parent has gone."""
-
-    def __init__(self, pipe: Connection, beats: Connection, stop: threading.Event) -> None:
-        self._pipe = pipe
-        self._beats = beats
-        self._stop = stop
-        self._lock = threading.Lock()
-        #: What the pipe has not taken of the last beat of which it has taken a part.
-        self._rest = b""
-        os.set_blocking(beats.fileno(), False)
-
-    def send(self, name: str | None, event: Any) -> None:
-        """Send an event of a processor, or, without a name, of the child itself."""
-        left = memoryview(_framed((name, _picklable(event))))
-        with self._lock:
-            try:
-                while left:
-                    left = left[os.write(self._pipe.fileno(), left) :]
-            except OSError:
-                self._stop.set()  # no process reads the messages
-
-    def beat(self, beat: Beat) -> None:
-        """Send a beat, unless it would have to wait: for a parent that is stopped, for instance.
-
-        Its pipe is its own: a message that waits for its parent does not hold it up.
-        """
-        try:
-            # A pipe may take a part of more than PIPE_BUF bytes, of which POSIX guarantees 512.
-            if self._rest:
-                self._rest = self._rest[os.write(self._beats.fileno(), self._rest) :]
-            if not self._rest:
-                message = _framed(beat)
-                self._rest = message[os.write(self._beats.fileno(), message) :]
-        except BlockingIOError:
-            return
-        except OSError:
-            self._stop.set()
-
-
-def _framed(message: Any) -> bytes:
-    pickled = pickle.dumps(message)
-    return _length.pack(len(pickled)) + pickled
-
-
-def _picklable(event: Any) -> Any:
-    if isinstance(event, Report):
-        return portable(event)
-    if isinstance(event, Trouble) and event.report is not None:
-        return replace(event, report=portable(event.report))
-    return event
-
-
-def portable(report: Report) -> Report:
-    """Return the report without errors whose classes may not be picklable."""
-    failures = tuple(replace(each, error=_portable(each.error)) for each in report.failures)
-    error = None if report.error is None else _portable(report.error)
-    return replace(report, failures=failures, error=error)
-
-
-def _portable(error: BaseException) -> ErrorInWorker:
-    return ErrorInWorker(describe(error), represent(error))
-
-
-# --- what became of the workers of one run, each of which may have had a successor
-
+if TYPE_CHECKING:
+    from dcl_processor.metrics import Tally
 
 logger = logging.getLogger("dcl_processor")
+
+#: Takes a processor's name, and what one of several workers has counted since its last message.
+OnCounts = Callable[[str, "Tally"], None]
+
+
+def shares(limit: int | None, workers: int) -> list[int | None]:
+    """Divide a limit as evenly as possible; leave out workers that could handle no row."""
+    if limit is None:
+        return [None] * workers
+    each, rest = divmod(limit, workers)
+    shares: list[int | None] = [each + (number < rest) for number in range(workers)]
+    return [share for share in shares if share] or [0]
 
 
 class Outcomes:
@@ -184,3 +89,78 @@ class Outcomes:
             report = outcome.report
         words = "; then ".join(sentences)
         return replace(deaths[-1], sentence=words, report=report, is_logged=True)
+
+
+def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> Report:
+    """Return one report of all workers; a worker that died without a report counts nothing.
+
+    It lets the run end by ``"failures"``, unless something else ended the run. Several workers may
+    try a row that fails. It counts once, as long as all failures are kept.
+    """
+    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
+    reports = [report for report in own if report is not None]
+    to_retry = sum(report.to_retry for report in reports)
+    counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
+    # Rows that one worker found held or locked may have been handled by another, until the last one
+    # ended; and a row that a session keeps locked was met by each of them.
+    last = max(reports, key=lambda report: report.duration, default=None)
+    for count in ("held", "skipped"):
+        counts[count] = 0 if last is None else getattr(last, count)
+    tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
+    failures = {str(failure.pk): failure for report in reports for failure in report.failures}
+    if all(report.failed == len(report.failures) for report in reports):
+        counts["failed"] = len(failures)
+        to_retry = sum(not failure.is_final for failure in failures.values())
+    return Report(
+        name=name,
+        **counts,
+        to_retry=to_retry,
+        redone=sum(report.redone for report in reports),
+        passes=max((report.passes for report in reports), default=0),
+        duration=max((report.duration for report in reports), default=0.0),
+        stopped=_stopped(
+            {report.stopped for report in reports},
+            limit is not None and tried >= limit,
+            has_lost_one=None in own,
+        ),
+        error=next((report.error for report in reports if report.error is not None), None),
+        failures=tuple(islice(failures.values(), MOST_FAILURES)),
+        held_keys=() if last is None else last.held_keys,
+    )
+
+
+def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) -> Stopped:
+    # If one worker reached its share of the limit while another worker found no more rows, the run
+    # was drained all the same.
+    order: tuple[Stopped, ...] = (
+        "failures",
+        "signal",
+        "operator",
+        "paused",
+        "breaker",
+        "timeout",
+        "throttled",
+    )
+    for reason in order:
+        if reason in reasons:
+            return reason
+    if reached_limit:
+        return "limit"
+    if has_lost_one:
+        return "failures"  # what it would have found is not known
+    return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
+
+
+def tell_of_success(
+    report: Report, workers: Sequence[Report | Trouble], on_counts: OnCounts | None
+) -> None:
+    """Report the success of a run that several workers share; each sees only its own rows."""
+    if on_counts is None or not all(isinstance(each, Report) for each in workers):
+        return
+    from dcl_processor.metrics import (
+        Tally,
+        succeeded,  # not for others
+    )
+
+    if workers and succeeded(report):
+        on_counts(report.name, Tally(last_success=time.time()))

@@ -1,6 +1,6 @@
 """The supervisor: starts worker processes, and waits until all of them have ended.
 
-A worker that dies costs the others nothing. With ``restart`` it is started again. The pattern is
+A worker that dies costs the others nothing. With ``restarts`` it is started again. The pattern is
 the supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it at
 once the first time, and then with a growing delay, so that a poison row, which kills its worker,
 keeps no worker busy.
@@ -23,26 +23,12 @@ from dcl_processor import steady as time
 from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.execution.in_flight import note_killed
-from dcl_processor.report import Report
-from dcl_processor.watch.polling import POLL_IDLE, Backoff
+from dcl_processor.watch.polling import POLL_IDLE, backoff
 
-from .beats import Beat
-from .child import (
-    SOON,
-    STOP,
-    Child,
-    Ended,
-    Phase,
-    Work,
-    end_all,
-    exit_codes_kept,
-    is_program,
-    signals_blocked,
-)
+from .child import SOON, Child, Work, is_program, signals_blocked
 from .graceful_stop import StoppedAtOnce
-from .monitor import Lateness, OwnTime
-from .news import Died, Finishing, Observe, Tell, Worker
+from .monitor import OwnTime
+from .news import Beat, Died, Finishing, Observe, Tell, Worker
 
 #: Seconds between two reports of the workers to ``observe``.
 OBSERVED_EVERY = 0.2
@@ -61,17 +47,9 @@ class _Place:
     start_at: float = 0.0
     started: float = 0.0
     deaths: int = 0
-    is_stopping: bool = False
     is_over: bool = False
     #: Whether the last worker had work until its end.
     had_work: bool = True
-    #: What the supervisor knows of the child.
-    lateness: Lateness = field(default_factory=lambda: Lateness(None, 0.0))
-    has_said: bool = False
-    #: Whether a run has reported its end; a watch reports that of each of its runs.
-    has_reported: bool = False
-    #: A process that was killed and did not end.
-    left_behind: int | None = None
 
 
 @dataclass(slots=True)
@@ -83,16 +61,13 @@ class Supervisor:
     work: Callable[[int], Work]
     stop: threading.Event
     tell: Tell
-    #: The delays of restarts, from the second one in a while on; without it, a worker that dies is
-    #: not started again.
-    restart: Backoff | None = None
+    #: Whether each worker that dies is started again. Otherwise only one that was killed for a row
+    #: is: at once, if no worker was killed for this row before.
+    restarts: bool = False
     #: By the monotonic clock; no worker is started after it.
     deadline: float | None = None
     #: The longest ``handler_timeout`` of the processors; without it, none is killed for silence.
     limit: float | None = None
-    #: Whether a worker that was killed for a row is started again, even without ``restart``; at
-    #: once, and only if no worker was killed for this row before.
-    goes_on: bool = False
     #: Called several times a second with the state of each worker that is not over.
     observe: Observe = lambda _: None
     _places: list[_Place] = field(init=False)
@@ -110,152 +85,116 @@ class Supervisor:
         ``Unsupported`` where other processes could not see the rows.
         """
         databases = databases_for_children()
-        with exit_codes_kept():
-            self._run(databases)
-        return any(place.had_work for place in self._places)
-
-    def _run(self, databases: dict[str, Any]) -> None:
         self._time.pass_()
         try:
             while not all(place.is_over for place in self._places):
                 for place in self._places:
-                    if self.stop.is_set():
-                        self._let_finish(place)
-                    elif place.child is None and not place.is_over:
-                        self._start_if_due(place, databases)
+                    self._start_or_stop(place, databases)
                 self._receive()
                 now = self._time.pass_()
-                self._kill_late_ones(now)
-                self._take_leave(now)
-                self._report()
+                for place in self._places:
+                    self._look_at(place, now)
+                self._report(now)
         except StoppedAtOnce:
             for child in self._children():
                 child.stop_at_once()
             raise
         finally:
-            end_all(self._children(), self._time)
+            self._end_all()
+        return any(place.had_work for place in self._places)
 
-    def _let_finish(self, place: _Place) -> None:
-        if place.child is None:
-            place.is_over = True
-        elif not place.is_stopping:
-            place.child.send(STOP)
-        place.is_stopping = True
-
-    def _start_if_due(self, place: _Place, databases: dict[str, Any]) -> None:
+    def _start_or_stop(self, place: _Place, databases: dict[str, Any]) -> None:
         now = time.monotonic()
-        if self.deadline is not None and now >= self.deadline:
+        if place.child is not None:
+            if self.stop.is_set():
+                place.child.stop()
+        elif self.stop.is_set() or (self.deadline is not None and now >= self.deadline):
             place.is_over = True
-        elif now < place.start_at:
-            return
-        else:
+        elif not place.is_over and now >= place.start_at:
             self._start(place, databases)
 
     def _start(self, place: _Place, databases: dict[str, Any]) -> None:
         place.started = time.monotonic()
+        number, work = place.number, self.work(place.number)
         try:
             with signals_blocked():
-                place.child = Child(place.number, self.work(place.number), databases)
-                place.lateness = Lateness(self.limit, self._time.seconds)
+                place.child = Child(number, work, databases, self.limit, self._time.seconds)
         except OSError as error:
             sentence = f"could not be started: {describe(error)}"
-            self._ended(place, Trouble(sentence, traceback.format_exc()))
+            self._died(place, Trouble(sentence, traceback.format_exc()))
 
     def _receive(self) -> None:
         """Wait for messages, and take those that each child has sent."""
         children = self._children()
-        running = [child.results for child in children if not child.is_ending]
+        running = [child.pipe for child in children if not child.is_ending]
         pause = POLL_IDLE if len(running) == len(children) else SOON
         ready = connection.wait(running, pause)
         for place in self._places:
             child = place.child
-            if child is None or child.results not in ready:
+            if child is None or child.pipe not in ready:
                 continue
             for name, event in child.receive(self._time.seconds):
-                place.lateness.hear(self._time.seconds)
                 if name is not None:
-                    place.has_reported |= isinstance(event, Report | Trouble)
                     self.tell(place.number, name, event)
+                elif isinstance(event, Beat) and (call := child.last_rows(event)) is not None:
+                    self.tell(place.number, None, Finishing(call))
 
-    def _name_last_rows(self, place: _Place, beat: Beat) -> None:
-        if beat.is_stopping and beat.call is not None and self.stop.is_set() and not place.has_said:
-            place.has_said = True
-            self.tell(place.number, None, Finishing(beat.call))
-
-    def _kill_late_ones(self, now: float) -> None:
-        """Kill the workers whose handlers did not end, or that do not move; ``now``: own time."""
-        for place in self._places:
-            child, lateness = place.child, place.lateness
-            if child is None or child.is_ending:
-                continue
-            if beat := child.last_beat():
-                lateness.hear(now, beat)
-                self._name_last_rows(place, beat)
-            if why := lateness.fault(now, child.pid):
-                note_killed(child.pid)
-                child.kill(why, now)
-                lateness.killed_at = now
-
-    def _take_leave(self, now: float) -> None:
-        """Free the places of the children that have gone; ``now``: own time."""
-        for place in self._places:
-            child = place.child
-            if child is None or not child.has_gone(now):
-                continue
-            place.child = None
-            place.left_behind = child.pid if child.is_left_behind else None
-            outcome = child.outcome()
-            child.close()
-            self._ended(place, outcome)
-
-    def _ended(self, place: _Place, event: Ended | Trouble) -> None:
-        if isinstance(event, Trouble):
-            self._died(place, event)
+    def _look_at(self, place: _Place, now: float) -> None:
+        """Kill a child that is late, and free the place of one that has gone."""
+        if (child := place.child) is None:
+            return
+        child.kill_if_late(now)
+        if not child.has_gone(now):
+            return
+        place.child, outcome = None, child.outcome()
+        if isinstance(outcome, Trouble):
+            self._died(place, outcome, child)
         else:
-            place.is_over, place.had_work = True, event.had_work
+            place.is_over, place.had_work = True, outcome.had_work
 
-    def _died(self, place: _Place, trouble: Trouble) -> None:
+    def _died(self, place: _Place, trouble: Trouble, child: Child | None = None) -> None:
         """Report a death by a signal or an unexpected error; plan the restart, if there is one."""
         # A fault of the program would end the next worker, too.
         place.had_work = not trouble.is_final
-        is_last = trouble.is_final or self.stop.is_set() or place.left_behind is not None
         wait = None
-        if not is_last and self.restart is not None:
-            wait = self._plan_restart(place, self.restart)
-        # A worker that has reported the end of its run has no row left for a successor, whose
-        # report would take the place of its own.
-        may_go_on = not is_last and self.goes_on and not place.has_reported
-        if may_go_on and self._was_killed_for_a_new_row(place):
-            wait = 0.0
+        if not trouble.is_final and not self.stop.is_set():
+            wait = self._wait(place, child)
         place.is_over = wait is None
         # That it was killed for its row is in the sentence already.
-        call = place.lateness.call if place.lateness.killed_at is None else None
+        call = None if child is None or child.was_late else child.lateness.call
         self.tell(place.number, None, Died(trouble, wait, call))
 
-    def _was_killed_for_a_new_row(self, place: _Place) -> bool:
-        call = place.lateness.call
-        # An unknown row counts as new once: the first such kill is followed by a restart, a second
-        # one is not.
-        rows = None if call is None else (call.keys, call.identity)
-        if place.lateness.killed_at is None or rows in self._killed_for:
-            return False
-        self._killed_for.add(rows)
-        return True
-
-    def _plan_restart(self, place: _Place, restart: Backoff) -> float:
-        """Return in how many seconds: 0 after a first death."""
+    def _wait(self, place: _Place, child: Child | None) -> float | None:
+        """Return in how many seconds a successor starts, if one does: 0 after a first death."""
+        if not self.restarts:
+            # A worker that has reported the end of its run has no row left for a successor, whose
+            # report would take the place of its own.
+            if child is None or not child.was_late or child.has_reported:
+                return None
+            # An unknown row counts as new once.
+            rows = child.lateness.call and (child.lateness.call.keys, child.lateness.call.number)
+            is_new = rows not in self._killed_for
+            self._killed_for.add(rows)
+            return 0.0 if is_new else None
         now = time.monotonic()
         place.deaths = 1 if now - place.started >= LIVED_LONG else place.deaths + 1
-        wait = restart.after(place.deaths) if place.deaths > 1 else 0.0
+        wait = backoff(place.deaths) if place.deaths > 1 else 0.0
         place.start_at = now + wait
         return wait
 
-    def _children(self) -> set[Child]:
+    def _children(self) -> list[Child]:
         """Return the children that have not ended."""
-        return {place.child for place in self._places if place.child is not None}
+        return [place.child for place in self._places if place.child is not None]
 
-    def _report(self) -> None:
-        now = self._time.seconds
+    def _end_all(self) -> None:
+        """Wait until the children that are left have ended, all of them in the same seconds."""
+        left = self._children()
+        for child in left:
+            child.begin_end(self._time.pass_())
+        while left := [child for child in left if not child.has_gone(self._time.pass_())]:
+            time.sleep(SOON)
+
+    def _report(self, now: float) -> None:
         if now - self._observed >= OBSERVED_EVERY:
             self._observed = now
             self.observe([each for place in self._places for each in _workers(place, now)])
@@ -263,19 +202,21 @@ class Supervisor:
 
 def _workers(place: _Place, now: float) -> Iterator[Worker]:
     """Yield the worker at this place, unless it has ended."""
-    child, lateness = place.child, place.lateness
-    if place.left_behind is not None:
-        pid = place.left_behind
-        yield Worker(place.number, pid, "cannot be killed", lateness.call, is_alive=False)
-    elif child is not None and child.is_ending:
-        yield Worker(place.number, child.pid, "ends", None, is_alive=True)
-    elif child is not None:
-        working = "works" if lateness.call else "waits"
-        state = "loads" if child.phase is not Phase.WORKING else working
-        shown = "does not move" if lateness.is_silent(now) else state
-        yield Worker(place.number, child.pid, shown, lateness.call, lateness.is_alive(now))
-    elif not place.is_over:
-        yield Worker(place.number, None, "waits to be started", None, is_alive=True)
+    child = place.child
+    if child is None:
+        if not place.is_over:
+            yield Worker(place.number, None, "waits to be started", None, is_alive=True)
+        return
+    lateness, call = child.lateness, child.lateness.call
+    if child.is_ending:
+        state, call = "ends", None
+    elif lateness.is_silent(now):
+        state = "does not move"
+    elif not lateness.is_loaded:
+        state = "loads"
+    else:
+        state = "works" if call else "waits"
+    yield Worker(place.number, child.pid, state, call, child.is_alive(now))
 
 
 # --- what child processes need of the databases: their names, and that they can see the rows

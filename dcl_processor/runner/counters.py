@@ -188,10 +188,7 @@ class Counters:
             attempt=attempt,
             duration=ended.duration,
         )
-        if calls.watchers:
-            calls.beside(self._name, "receivers of row_finished", (pk,), send)
-        else:
-            send()
+        calls.beside(self._name, "receivers of row_finished", (pk,), send)
 
     def _time(self, duration: float | None) -> None:
         """Add the seconds of a handler's call; the rows of one call have the same object."""
@@ -224,9 +221,6 @@ def log_end(report: Report) -> None:
         extra = fields(report.name, row_count=rows, duration=report.duration)
         log(logger, level, "%s", report, extra=extra)
 
-
-if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
 
 #: Failures that end a run in which nothing succeeds, unless the processor sets its own number.
 MOST_FROM_THE_START = 50

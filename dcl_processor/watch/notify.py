@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from django.db import Error, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor import steady as time
 from dcl_processor.candidates.question import ask
@@ -23,7 +21,7 @@ from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.masking import described
 
-from .polling import BACKOFF
+from .polling import backoff
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -41,12 +39,6 @@ _LONGEST_CHANNEL = 63
 # When this process last notified, by alias and channel. Two threads may both find the time over,
 # and notify twice, which does no harm.
 _notified: dict[tuple[str, str], float] = {}
-
-
-# The channels that a transaction is to notify. Django drops the callbacks of what is rolled back,
-# without a signal. So each call registers a callback, and the first one that runs leaves nothing
-# for the others.
-_asked: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
 
 
 def channel(name: str) -> str:
@@ -76,16 +68,7 @@ def wake(processor: Definition[Any]) -> None:
         _notify(using, channel(processor.name))
         return
     # Not inside the transaction: PostgreSQL commits transactions with a NOTIFY one at a time.
-    asked = _asked.setdefault(connection, set())
-    asked.add(channel(processor.name))
-    last = partial(_after_commit, using, channel(processor.name), asked)
-    transaction.on_commit(last, using=using)
-
-
-def _after_commit(using: str, channel: str, asked: set[str]) -> None:
-    if channel in asked:
-        asked.remove(channel)
-        _notify(using, channel)
+    transaction.on_commit(partial(_notify, using, channel(processor.name)), using=using)
 
 
 def _notify(using: str, channel: str) -> None:
@@ -183,7 +166,7 @@ class Listener:
     def _lost(self, error: Exception) -> set[str]:
         self.close()
         self._failures += 1
-        self._retry_at = time.monotonic() + BACKOFF.after(self._failures)
+        self._retry_at = time.monotonic() + backoff(self._failures)
         if self._failures > 1:
             return set()
         _operations.warning(
@@ -217,42 +200,22 @@ def check_can_listen(using: str) -> None:
         )
 
 
-# --- closes old connections between the runs of a long-lived process
+# --- closes connections between the runs of a long-lived process
 #
 # A session that never ends keeps its cache of every table, and stays on the server that it first
 # connected to: after a failover, or behind a proxy, that is the wrong server.
 
 
-#: Seconds after which a connection is closed, whatever CONN_MAX_AGE is.
+#: Seconds after which connections are closed, whatever CONN_MAX_AGE is.
 OLDEST = 600.0
 
 
-class Recycler:
-    """Records when each connection of this thread was opened."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[Any, float]] = {}
-
-    def between_runs(self) -> None:
-        """Close connections that are too old."""
-        now = time.monotonic()
-        for wrapper in connections.all(initialized_only=True):
-            if wrapper.connection is None or wrapper.in_atomic_block:
-                continue
-            known, since = self._since.get(wrapper.alias, (None, now))
-            if known is not wrapper.connection:
-                self._since[wrapper.alias] = wrapper.connection, now
-            elif now - since >= OLDEST:
-                self._close(wrapper)
-
-    def before_waiting(self) -> None:
-        """Close, as Django after a request, broken connections and those over CONN_MAX_AGE."""
-        for wrapper in connections.all(initialized_only=True):
-            if not wrapper.in_atomic_block:
-                wrapper.close_if_unusable_or_obsolete()
-                if wrapper.connection is None:
-                    self._since.pop(wrapper.alias, None)
-
-    def _close(self, wrapper: Any) -> None:
-        wrapper.close()
-        del self._since[wrapper.alias]
+def close_connections(*, all_of_them: bool = False) -> None:
+    """Close, as Django after a request, broken connections and those over CONN_MAX_AGE; or all."""
+    for wrapper in connections.all(initialized_only=True):
+        if wrapper.in_atomic_block:
+            continue
+        if all_of_them:
+            wrapper.close()
+        else:
+            wrapper.close_if_unusable_or_obsolete()

@@ -26,22 +26,17 @@ _SLOWER = 1.25
 #: The fewest seconds between two runs if the second one would try the same failing rows.
 _NO_SOONER = 1.0
 
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Seconds until a further try: doubled after each failure, up to ``last``; half is random."""
-
-    first: float = 1.0
-    last: float = 60.0
-
-    def after(self, failures: int) -> float:
-        """Return how long to wait after this many consecutive failures."""
-        longest: float = min(self.first * 2.0 ** min(failures - 1, 16), self.last)
-        return longest * random.uniform(0.5, 1)  # noqa: S311  # no secret
+#: Seconds.
+LONGEST_BACKOFF = 60.0
 
 
-#: The waits of a run, a connection or a worker process that could not start.
-BACKOFF = Backoff()
+def backoff(failures: int) -> float:
+    """Return the seconds until a further try after this many failures of what could not start.
+
+    They are doubled after each failure, up to ``LONGEST_BACKOFF``; half of them is random.
+    """
+    longest: float = min(2.0 ** min(failures - 1, 16), LONGEST_BACKOFF)
+    return longest * random.uniform(0.5, 1)  # noqa: S311  # no secret
 
 
 def did_something(report: Report) -> bool:
@@ -99,7 +94,7 @@ class Pace:
     def broke(self) -> float:
         """Postpone the next try after a run that could not start; return by how many seconds."""
         self._failures += 1
-        wait = BACKOFF.after(self._failures)
+        wait = backoff(self._failures)
         self.due = self._no_sooner = time.monotonic() + wait
         return wait
 

@@ -20,7 +20,7 @@ from dcl_processor.report import Report
 from dcl_processor.signals import row_callback
 
 from . import notify
-from .notify import Listener, Recycler, aliases
+from .notify import OLDEST, Listener, aliases, close_connections
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Watch:
     _is_ended: bool = False
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
-    _recycler: Recycler = field(default_factory=Recycler)
+    _recycle_at: float = field(default_factory=lambda: time.monotonic() + OLDEST)
 
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
@@ -131,7 +131,7 @@ class Watch:
     def _wait(self, until: float) -> None:
         """Wait until then, or until the end of the plan, a stop, or a notification."""
         if until - time.monotonic() >= _WORTH_CLOSING:
-            self._recycler.before_waiting()
+            close_connections()
         if self.plan.deadline is not None:
             until = min(until, self.plan.deadline)
         while not self._is_woken() and not self.stop.is_set():
@@ -189,7 +189,9 @@ class Watch:
                 self.tell(processor.name, Recovered())
         else:
             self._broke(turn, trouble)
-        self._recycler.between_runs()
+        if time.monotonic() >= self._recycle_at:
+            self._recycle_at = time.monotonic() + OLDEST
+            close_connections(all_of_them=True)
 
     def _broke(self, turn: _Turn, trouble: Trouble) -> None:
         self.tell(turn.processor.name, trouble)

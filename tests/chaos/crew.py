@@ -65,7 +65,7 @@ class Watcher:
         found = []
         for copy in self.copies():
             with suppress(psutil.Error):
-                if copy.net_connections("all"):
+                if len(copy.net_connections("all")) > 1:  # one is the pipe to its parent
                     found.append(copy)
         return found
 

@@ -13,7 +13,7 @@ from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
 from dcl_processor.definition.groups import Key, groups_of
-from dcl_processor.engine import marking
+from dcl_processor.engine import key_claim
 from dcl_processor.engine.key_source import KeySource
 from dcl_processor.engine.settlement import Batch, Busy
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
@@ -51,11 +51,11 @@ def test_a_run_leaves_no_row_whose_key_its_own_thread_had_locked(
     """The second thread meets the lock of the first, and learns of it when no other row is left."""
     rows_of(*[1] * 6)
     claims, ends, met, is_left = count(), count(1), Event(), Event()
-    take_turn, end = marking.take_turn, KeySource.end
+    take_turn, end = key_claim.take_turn, KeySource.end
 
     def turn(*arguments: Any) -> Any:
         found = take_turn(*arguments)
-        if found.pks and next(claims):
+        if next(claims) > 0 and found.pks:
             wait(met)
         if Busy.LOCKED in found.busy.values():
             met.set()
@@ -67,7 +67,7 @@ def test_a_run_leaves_no_row_whose_key_its_own_thread_had_locked(
         if batch.rows and next(ends) == 5:
             is_left.set()
 
-    monkeypatch.setattr(marking, "take_turn", turn)
+    monkeypatch.setattr("dcl_processor.engine.marking.take_turn", turn)
     monkeypatch.setattr(KeySource, "end", note)
     run = grouped(delivery, ignore, max_per_group=2)
     assert_run(run(concurrency=2, wait_for_locked=0), processed=6)

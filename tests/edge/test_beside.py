@@ -15,9 +15,8 @@ from dcl_processor import BatchProcessor
 from dcl_processor.candidates import scan
 from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
-from dcl_processor.processes.beats import NOTICED_AFTER, AtWork, Beat, most_urgent
-from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.monitor import Monitor
+from dcl_processor.processes.news import NOTICED_AFTER, AtWork, Beat, most_urgent
 from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
 from tests.models import Errand
@@ -85,7 +84,7 @@ def test_each_hook_is_known_while_it_is_called(nosy: Nosy, monkeypatch: pytest.M
         return read(*arguments)
 
     monkeypatch.setattr(scan, "_read", look)
-    with Monitor(lambda _: None, Stop()):
+    with Monitor(lambda _: None):
         nosy()
     assert nosy.seen.pop("pending")[-1:] == ["pending()"]
     assert nosy.seen == {
@@ -113,7 +112,7 @@ def test_a_hook_that_hangs_is_warned_of_and_never_late(
     hung: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
     beats: list[Beat] = []
-    Monitor(beats.append, Stop()).look(hung.since + 301)
+    Monitor(beats.append).look(hung.since + 301)
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert line.startswith(
         f"shop.send: process {os.getpid()}: get_done() for row 17 has not returned after 5 min "

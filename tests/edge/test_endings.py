@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from dcl_processor.execution import calls
-from dcl_processor.processes import child, monitor, supervisor
-from dcl_processor.processes.child import SOON, Work, end_all
+from dcl_processor.processes import child, monitor
+from dcl_processor.processes.child import Work
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.monitor import OwnTime
 from dcl_processor.processes.news import Died, Worker
 from dcl_processor.processes.results import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
 from dcl_processor.report import Report
-from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
 from tests.edge.manage import python
 from tests.hanging import works
 
@@ -37,7 +31,7 @@ BOUND = 80.0
 def supervised(
     folder: Path,
     *all_work: Work,
-    restart: Backoff | None = BACKOFF,
+    restarts: bool = True,
     observe: Callable[[Sequence[Worker]], None] = lambda _: None,
 ) -> tuple[bool, list[tuple[int, Died]]]:
     """Run one worker for each work; return what the run returned, and the deaths by number.
@@ -61,7 +55,7 @@ def supervised(
         lambda number: all_work[number - 1],
         stop=Stop(),
         tell=tell,
-        restart=restart,
+        restarts=restarts,
         observe=bounded,
     ).run()
     return had_work, deaths
@@ -105,67 +99,8 @@ def test_a_worker_that_hangs_is_killed_and_its_last_message_counts(
 ) -> None:
     monkeypatch.setattr(child, "EXIT_WITHIN", 0.3)
     work = partial(works.hang_at_exit, tmp_path)
-    assert supervised(tmp_path, work, work, restart=None) == (True, [])
+    assert supervised(tmp_path, work, work, restarts=False) == (True, [])
     assert not (tmp_path / "end").exists()
-
-
-def test_a_worker_that_closes_its_pipe_and_hangs_makes_no_busy_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of its files, which are ready to be read from then on."""
-    waits: set[tuple[int, float]] = set()
-
-    def wait(files: list[Any], pause: float) -> list[Any]:
-        waits.add((len(files), pause))
-        return connection.wait(files, pause)
-
-    monkeypatch.setattr(child, "EXIT_WITHIN", 0.3)
-    monkeypatch.setattr(supervisor, "connection", SimpleNamespace(wait=wait))
-    work = partial(works.close_the_pipe_and_hang, tmp_path)
-    _, ((_, death),) = supervised(tmp_path, work, restart=None)
-    assert death.trouble.sentence == (
-        "killed by the supervisor: it closed its pipe, and did not end within 0.3 s; its "
-        "committed work stays, but is not counted"
-    )
-    assert waits == {(1, POLL_IDLE), (0, SOON)}
-
-
-@pytest.fixture
-def lost_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lose each kill, as with a process that waits in the kernel, where no signal reaches it."""
-    monkeypatch.setattr("subprocess.Popen.kill", lambda *_: None)
-    monkeypatch.setattr(child, "EXIT_WITHIN", 0.1)
-    monkeypatch.setattr(child, "DIES_WITHIN", 0.1)
-
-
-def let_end(folder: Path) -> int:
-    """Let the process end that hangs, and return it; its supervisor has left it behind."""
-    (pid,) = hanging(folder)
-    (folder / "end").touch()
-    assert os.waitpid(pid, 0)[0] == pid
-    return pid
-
-
-@pytest.mark.usefixtures("lost_kills")
-def test_a_worker_that_has_failed_and_cannot_be_killed_has_a_successor(tmp_path: Path) -> None:
-    """Its work has ended, so that the successor cannot meet it."""
-    had_work, deaths = supervised(tmp_path, partial(works.fail_and_hang_at_exit, tmp_path))
-    let_end(tmp_path)
-    ((_, death),) = deaths
-    assert had_work
-    assert death.trouble.sentence == "ArithmeticError: on purpose"
-    assert death.wait is not None
-
-
-@pytest.mark.usefixtures("lost_kills")
-def test_a_worker_that_has_not_ended_its_work_and_cannot_be_killed_has_none(tmp_path: Path) -> None:
-    _, deaths = supervised(tmp_path, partial(works.close_the_pipe_and_hang, tmp_path))
-    pid = let_end(tmp_path)
-    ((_, death),) = deaths
-    assert str(death) == (
-        f"process {pid} was killed 0.1 s ago, and has not ended: it closed its pipe, and did not "
-        "end within 0.1 s; no other process takes its place"
-    )
 
 
 def test_a_worker_that_is_killed_after_its_report_has_no_successor(
@@ -184,12 +119,7 @@ def test_a_worker_that_is_killed_after_its_report_has_no_successor(
             monkeypatch.setattr(calls, "GRACE", 0.1)
 
     Supervisor(
-        1,
-        lambda _: partial(works.report_and_stop, tmp_path),
-        stop=Stop(),
-        tell=tell,
-        limit=0.1,
-        goes_on=True,
+        1, lambda _: partial(works.report_and_stop, tmp_path), stop=Stop(), tell=tell, limit=0.1
     ).run()
     (death,) = deaths
     assert death.trouble.sentence.startswith("killed by the supervisor: it has not moved")
@@ -197,59 +127,14 @@ def test_a_worker_that_is_killed_after_its_report_has_no_successor(
     assert outcomes.in_order() == [Report(name="hanging.report", processed=3)]
 
 
-@pytest.fixture
-def ignored_sigchld() -> Iterator[None]:
-    """Ignore SIGCHLD, as some launchers do: the system then keeps no exit code of a child."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    yield
-    assert signal.signal(signal.SIGCHLD, before) is signal.SIG_IGN
-
-
-@pytest.mark.usefixtures("ignored_sigchld")
-def test_the_end_of_a_worker_is_noticed_although_sigchld_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None is killed after its end, when its pid may be that of another process."""
-    kills: list[Any] = []
-    monkeypatch.setattr("subprocess.Popen.kill", lambda *a: kills.append(a))
-    monkeypatch.setattr(child, "DIES_WITHIN", 0.1)
-    work = partial(works.die_beside_hanging_ones, tmp_path, 0)
-    had_work, ((_, death),) = supervised(tmp_path, work)
-    assert had_work
-    assert death.trouble.sentence.startswith("killed by SIGKILL")
-    assert death.wait is not None
-    assert (tmp_path / "successor").exists()
-    assert kills == []
-
-
-def test_all_workers_are_ended_in_the_same_seconds() -> None:
-    """Each is asked each time: one that cannot be killed does not hold up the kill of another."""
-    steps: list[tuple[str, int]] = []
-
-    class Ending:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def __getattr__(self, step: str) -> Callable[..., bool]:
-            def note(*_: float) -> bool:
-                steps.append((step, self.number))
-                return steps.count((step, self.number)) >= 3
-
-            return note
-
-    end_all([Ending(1), Ending(2)], OwnTime())  # type: ignore[list-item]  # it has its methods
-    names = ["begin_end", "has_gone", "has_gone", "has_gone", "close"]
-    assert steps == [(each, number) for each in names for number in (1, 2)]
-
-
 #: A child that gets the order to stop at once when its work has ended, and waits for the signal.
 LATE = """
 import multiprocessing, threading
 from dcl_processor.processes import child
 
-control, parent = multiprocessing.Pipe(duplex=False)
+parent, own = multiprocessing.Pipe()
 
-class Results(child.Results):
+class Outbox(child.Outbox):
     def send(self, name, event):
         if isinstance(event, child.Ended):
             parent.send(child.STOP_AT_ONCE)
@@ -258,10 +143,10 @@ class Results(child.Results):
                     thread.join()
         super().send(name, event)
 
-child.Results = Results
-results, beats = (multiprocessing.Pipe(duplex=False) for _ in range(2))
-child.do(lambda stop, send: False, {}, control, results[1], beats[1])
-while not isinstance(event := results[0].recv()[1], child.Ended):
+child.Outbox = Outbox
+child.do(lambda stop, send: False, {}, own)
+inbox = child.Inbox(parent)
+while not any(isinstance(event, child.Ended) for _, event in inbox.take()):
     pass
 print("sent")
 """

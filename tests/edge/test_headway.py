@@ -26,10 +26,9 @@ from dcl_processor.insights.status import Size, size
 from dcl_processor.management import headway as headway_module
 from dcl_processor.management.headway import Headway, corrected, lines
 from dcl_processor.management.watching import _Log
-from dcl_processor.processes.beats import AtWork
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Died
+from dcl_processor.processes.news import AtWork, Died
 from dcl_processor.values import about
 from tests.edge.manage import execute, output, shown_on_a_terminal
 from tests.edge.watchers import parcels

@@ -17,10 +17,9 @@ import pytest
 
 from dcl_processor import alive
 from dcl_processor.execution import calls
-from dcl_processor.processes.beats import AtWork, Beat
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
-from dcl_processor.processes.news import Worker
+from dcl_processor.processes.news import AtWork, Beat, Worker
 from dcl_processor.processes.visible import Notifier
 from tests.edge.manage import Manage, at_gate, python
 from tests.edge.watchers import parcels, wait_until_sent, watching

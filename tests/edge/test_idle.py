@@ -15,7 +15,6 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
 from dcl_processor.watch import notify
 from dcl_processor.watch import watch as watch_module
-from dcl_processor.watch.notify import Recycler
 from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Plan, Watch
 from tests.waiting import PATIENCE
@@ -50,19 +49,7 @@ def runs() -> Iterator[list[str]]:
         run_finished.disconnect(note)
 
 
-class UntilItWaits(Recycler):
-    """Stops the watch where it begins a wait that is worth closing connections for."""
-
-    def __init__(self, stop: Stop) -> None:
-        super().__init__()
-        self._stop = stop
-
-    def before_waiting(self) -> None:
-        super().before_waiting()
-        self._stop.set()
-
-
-def test_a_look_is_one_statement(max_age: int) -> None:
+def test_a_look_is_one_statement(max_age: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where each needs a connection of its own."""
     sent: list[str] = []
 
@@ -76,6 +63,10 @@ def test_a_look_is_one_statement(max_age: int) -> None:
         if len(made) == 6:
             stop.set()
 
+    def close_and_stop() -> None:
+        notify.close_connections()
+        stop.set()
+
     plan, stop = Plan(interval=0.1, deadline=time.monotonic() + PATIENCE), Stop()
     with runs() as made, connection.execute_wrapper(note):
         run_finished.connect(enough)
@@ -87,7 +78,8 @@ def test_a_look_is_one_statement(max_age: int) -> None:
         stop.clear()
         # The last wait of the two may have been too short for it, this one cannot be.
         plan = Plan(interval=60, deadline=time.monotonic() + PATIENCE)
-        Watch([deliver], plan, stop, tell, _recycler=UntilItWaits(stop)).run()
+        monkeypatch.setattr(watch_module, "close_connections", close_and_stop)
+        Watch([deliver], plan, stop, tell).run()
     assert stop.is_set()
     assert made[looks:] == [deliver.name]
     assert len(sent) == len(made), sent
@@ -114,30 +106,30 @@ def test_between_two_looks_it_sleeps(monkeypatch: pytest.MonkeyPatch, listen: bo
     assert 1 <= len(made) <= 2 + listen
 
 
-def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    recycler = Recycler()
-    connection.ensure_connection()
-    driver = connection.connection
-    recycler.between_runs()
-    recycler.between_runs()
-    assert connection.connection is driver
-    monkeypatch.setattr("dcl_processor.watch.notify.OLDEST", 0)
-    recycler.between_runs()
-    assert connection.connection is None
-    # Another one is as old as it is, and not as the one before it.
-    monkeypatch.undo()
-    connection.ensure_connection()
-    recycler.between_runs()
-    assert connection.connection is not None
+def test_a_connection_that_is_too_old_is_closed_between_two_runs() -> None:
+    """Also while the watch does not wait, and CONN_MAX_AGE keeps it."""
+    sessions: list[Any] = []
+    stop = Stop()
+    watch = Watch([deliver], Plan(interval=0.0), stop, lambda *_: None)
+
+    def note(**_: object) -> None:
+        sessions.append(connection.connection)
+        if len(sessions) == 2:
+            watch._recycle_at = 0.0
+        if len(sessions) == 4:
+            stop.set()
+
+    run_finished.connect(note)
+    watch.run()
+    run_finished.disconnect(note)
+    assert sessions[0] is sessions[1] is not sessions[2]
+    assert sessions[2] is sessions[3]
 
 
-def test_a_transaction_of_somebody_elses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_of_somebody_elses_is_left_alone() -> None:
     from django.db import transaction
 
-    monkeypatch.setattr("dcl_processor.watch.notify.OLDEST", 0)
-    recycler = Recycler()
     with transaction.atomic():
-        for _ in range(2):
-            recycler.between_runs()
-            recycler.before_waiting()
+        notify.close_connections(all_of_them=True)
+        notify.close_connections()
         assert connections["default"].connection is not None

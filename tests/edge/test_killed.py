@@ -27,9 +27,11 @@ LATE = (
     r"handler_timeout=2 \(since [\d:]+ UTC\); its committed work stays, but is not counted"
 )
 SILENT = (
-    r"killed by the supervisor: it has not moved for [\d.]+ s, last at row {} since [\d:]+ UTC, "
-    r"handler_timeout=2; its committed work stays, but is not counted"
+    r"killed by the supervisor: it has not moved for [\d.]+ s, (last seen at row {} since [\d:]+ "
+    r"UTC, )?handler_timeout=2; its committed work stays, but is not counted"
 )
+#: What the successor finds.
+LEFT = r"died while it handled row {} \(.*\); if still pending, these rows are left to the next run"
 #: What a handler does, and why its worker is killed.
 HOW = {
     "catches everything": LATE,
@@ -66,8 +68,11 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     took = time.monotonic() - began
     assert done.returncode == 1
     assert took >= 3
-    *_, sentence, summary = done.stderr.splitlines()
+    *others_said, sentence, summary = done.stderr.splitlines()
     assert re.match(f"{DELIVER}: {HOW[how].format(stuck)}", sentence), done.stderr
+    # What it has forked keeps the note locked, and the row.
+    named = any(re.search(LEFT.format(stuck), line) for line in others_said)
+    assert named == (how != "leaves a child"), done.stderr
     assert summary == f"CommandError: {DELIVER} did not run to the end."
     assert f"{DELIVER}: 3 processed" in done.stdout, (done.stderr, audit.read_text())
     assert unsent() == {stuck}

@@ -9,7 +9,7 @@ import pytest
 
 from dcl_processor import Report, Retry, batch_processor
 from dcl_processor.watch import polling
-from dcl_processor.watch.polling import BACKOFF, MOST_INTERVALS, Pace, did_something
+from dcl_processor.watch.polling import LONGEST_BACKOFF, MOST_INTERVALS, Pace, did_something
 from tests.models import Parcel
 
 BURST = 0.01
@@ -140,7 +140,7 @@ def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> 
     broken = pace()
     waits = [broken.broke() for _ in range(12)]
     assert 0.5 <= waits[0] <= 1
-    assert all(BACKOFF.last / 2 <= wait <= BACKOFF.last for wait in waits[-5:])
+    assert all(LONGEST_BACKOFF / 2 <= wait <= LONGEST_BACKOFF for wait in waits[-5:])
     broken.wake(BURST)  # of no use
     assert broken.due - clock.now == pytest.approx(waits[-1])
     after(broken)

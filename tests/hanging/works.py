@@ -30,22 +30,6 @@ def hang_at_exit(folder: Path, _: Stop, __: Send) -> bool:
     return True
 
 
-def fail_and_hang_at_exit(folder: Path, _: Stop, __: Send) -> bool:
-    """Raise, and hang after the last message; the successor returns."""
-    if is_first(folder):
-        atexit.register(partial(hang, folder))
-        raise ArithmeticError("on purpose")
-    return True
-
-
-def close_the_pipe_and_hang(folder: Path, _: Stop, __: Send) -> bool:
-    """Close all files, and hang; the successor returns."""
-    if is_first(folder):
-        os.closerange(3, 256)
-        hang(folder)
-    return True
-
-
 def die_beside_hanging_ones(folder: Path, number: int, _: Stop, __: Send) -> bool:
     """Die when so many others hang; the successor says so, and returns."""
     if is_first(folder):
