@@ -315,7 +315,9 @@ class KeySource(Source):
         yield from super()._later()
         self._is_keyed = True
         waits = run.limits.waits()
-        while self._turns.busy and not run.must_stop() and next(waits, False):
+        # A lane of this run may have had the key locked, and that is no lock to wait for.
+        may_be_own = run.concurrency > 1 and (self._groups.most or 1) > 1
+        while self._turns.busy and not run.must_stop() and (may_be_own or next(waits, False)):
             run.counters.passes += 1
             before = run.counters.handled
             self.question = run.ask()
@@ -323,6 +325,8 @@ class KeySource(Source):
             yield from self._visits(iter(()))
             if run.counters.handled > before:
                 waits = run.limits.waits()
+            else:
+                may_be_own = False
 
     def _last(self) -> Iterator[Step]:
         """Handle the keys whose rows were in flight when their process died."""

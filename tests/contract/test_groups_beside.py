@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from datetime import timedelta
+from itertools import count
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
 from dcl_processor.definition.groups import Key, groups_of
+from dcl_processor.engine import key_claim
+from dcl_processor.engine.key_source import KeySource
+from dcl_processor.engine.settlement import Batch, Busy
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
 from dcl_processor.locking import key_lock
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
@@ -29,13 +34,44 @@ from tests.contract.support.groups import (
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Tag
-from tests.waiting import Barrier, until
+from tests.waiting import Barrier, until, wait
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
     pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
 ]
+
+
+if HAS_ROW_LOCKS:
+
+    @pytest.mark.parametrize("delivery", SHORT_CLAIMS)
+    def test_a_run_leaves_no_row_whose_key_its_own_thread_had_locked(
+        delivery: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second thread meets the lock of the first, and learns of it when all else is done."""
+        rows_of(*[1] * 6)
+        claims, ends, met, is_left = count(), count(1), Event(), Event()
+        take_turn, end = key_claim.take_turn, KeySource.end
+
+        def turn(*arguments: Any) -> Any:
+            found = take_turn(*arguments)
+            if next(claims) > 0 and found.pks:
+                wait(met)
+            if Busy.LOCKED in found.busy.values():
+                met.set()
+                wait(is_left)
+            return found
+
+        def note(source: KeySource, batch: Batch, *arguments: Any) -> None:
+            end(source, batch, *arguments)
+            if batch.rows and next(ends) == 5:
+                is_left.set()
+
+        monkeypatch.setattr("dcl_processor.engine.marking.take_turn", turn)
+        monkeypatch.setattr(KeySource, "end", note)
+        run = grouped(delivery, ignore, max_per_group=2)
+        assert_run(run(concurrency=2, wait_for_locked=0), processed=6)
 
 
 @each_at_work
