@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
@@ -60,19 +60,20 @@ class Leftover:
             self._driver = connection.connection
             self._driver.query = self._query
         if self._is_in_test:
-            self._savepoint = connection.savepoint()
+            self._savepoint = transaction.savepoint(using=connection.alias)
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._driver is not None:
             vars(self._driver).pop("query", None)
         if self._is_in_test:
+            using = self._connection.alias
             try:
-                self._connection.savepoint_commit(self._savepoint)
+                transaction.savepoint_commit(self._savepoint, using=using)
             except DatabaseError:
                 # An error in the handler has broken the test's transaction.
-                self._connection.needs_rollback = False
-                self._connection.savepoint_rollback(self._savepoint)
+                transaction.set_rollback(False, using=using)
+                transaction.savepoint_rollback(self._savepoint, using=using)
 
     def judge(self, outcome: Outcome) -> Outcome:
         """End the transaction that was left open; return the row's outcome."""

@@ -43,34 +43,35 @@ pytestmark = [
 ]
 
 
-@pytest.mark.skipif(not HAS_ROW_LOCKS, reason="keys have no lock of their own")
-@pytest.mark.parametrize("delivery", SHORT_CLAIMS)
-def test_a_run_leaves_no_row_whose_key_its_own_thread_had_locked(
-    delivery: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second thread meets the lock of the first, and learns of it when no other row is left."""
-    rows_of(*[1] * 6)
-    claims, ends, met, is_left = count(), count(1), Event(), Event()
-    take_turn, end = key_claim.take_turn, KeySource.end
+if HAS_ROW_LOCKS:
 
-    def turn(*arguments: Any) -> Any:
-        found = take_turn(*arguments)
-        if next(claims) > 0 and found.pks:
-            wait(met)
-        if Busy.LOCKED in found.busy.values():
-            met.set()
-            wait(is_left)
-        return found
+    @pytest.mark.parametrize("delivery", SHORT_CLAIMS)
+    def test_a_run_leaves_no_row_whose_key_its_own_thread_had_locked(
+        delivery: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second thread meets the lock of the first, and learns of it when all else is done."""
+        rows_of(*[1] * 6)
+        claims, ends, met, is_left = count(), count(1), Event(), Event()
+        take_turn, end = key_claim.take_turn, KeySource.end
 
-    def note(source: KeySource, batch: Batch, *arguments: Any) -> None:
-        end(source, batch, *arguments)
-        if batch.rows and next(ends) == 5:
-            is_left.set()
+        def turn(*arguments: Any) -> Any:
+            found = take_turn(*arguments)
+            if next(claims) > 0 and found.pks:
+                wait(met)
+            if Busy.LOCKED in found.busy.values():
+                met.set()
+                wait(is_left)
+            return found
 
-    monkeypatch.setattr("dcl_processor.engine.marking.take_turn", turn)
-    monkeypatch.setattr(KeySource, "end", note)
-    run = grouped(delivery, ignore, max_per_group=2)
-    assert_run(run(concurrency=2, wait_for_locked=0), processed=6)
+        def note(source: KeySource, batch: Batch, *arguments: Any) -> None:
+            end(source, batch, *arguments)
+            if batch.rows and next(ends) == 5:
+                is_left.set()
+
+        monkeypatch.setattr("dcl_processor.engine.marking.take_turn", turn)
+        monkeypatch.setattr(KeySource, "end", note)
+        run = grouped(delivery, ignore, max_per_group=2)
+        assert_run(run(concurrency=2, wait_for_locked=0), processed=6)
 
 
 @each_at_work

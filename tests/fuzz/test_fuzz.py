@@ -70,9 +70,10 @@ def test_a_generated_pair_is_refused_by_name_or_goes_right(
     came_to = search(cases(delivery))
     pairs = sum(came_to.values()) - came_to[RACED]
     print(f"\n{connection.vendor}, {delivery}: {pairs} pairs: {dict(came_to)}")
-    assert came_to[ACCEPTED] + came_to[TROUBLED] > EXAMPLES / 5
-    assert came_to[TROUBLED]
-    assert came_to[REFUSED]
+    handled = came_to[ACCEPTED] + came_to[TROUBLED]
+    # Of few pairs, most may come to the same.
+    assert handled > EXAMPLES / 5 if FUZZ else handled
+    assert (came_to[TROUBLED] and came_to[REFUSED]) or not FUZZ
 
 
 def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
