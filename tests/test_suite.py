@@ -206,7 +206,7 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: lines(PACKAGE), 37_126, 12_500),
+        ("lines of the package", lambda: lines(PACKAGE), 37_129, 12_500),
         ("modules of the package", lambda: modules(PACKAGE), 198, 85),
         ("lines of the tests", lambda: lines(TESTS), 60_595, 26_000),
         ("modules that a first processor imports", imported, 97, 40),

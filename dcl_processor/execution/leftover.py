@@ -49,7 +49,6 @@ class Leftover:
         self._driver: Any = None
         #: Whether it has to look at what a handler sends; elsewhere the driver knows afterwards.
         self.watches = self._connection.vendor == "mysql" or self._is_in_test
-        self._savepoint: Any = None
         self._may_have_begun = False
         #: What the session saw before a handler sent a statement that may change this.
         self._before: dict[str, str] = {}
@@ -60,20 +59,24 @@ class Leftover:
             self._driver = connection.connection
             self._driver.query = self._query
         if self._is_in_test:
-            self._savepoint = transaction.savepoint(using=connection.alias)
+            self._savepoint("savepoint_create_sql")
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._driver is not None:
             vars(self._driver).pop("query", None)
         if self._is_in_test:
-            using = self._connection.alias
             try:
-                transaction.savepoint_commit(self._savepoint, using=using)
+                self._savepoint("savepoint_commit_sql")
             except DatabaseError:
                 # An error in the handler has broken the test's transaction.
-                transaction.set_rollback(False, using=using)
-                transaction.savepoint_rollback(self._savepoint, using=using)
+                transaction.set_rollback(False, using=self._connection.alias)
+                self._savepoint("savepoint_rollback_sql", "savepoint_commit_sql")
+
+    def _savepoint(self, *kinds: str) -> None:
+        with self._connection.cursor() as cursor:
+            for kind in kinds:
+                cursor.execute(getattr(self._connection.ops, kind)("dcl_test"))
 
     def judge(self, outcome: Outcome) -> Outcome:
         """End the transaction that was left open; return the row's outcome."""
