@@ -208,7 +208,7 @@ def imported() -> int:
     [
         ("lines of the package", lambda: lines(PACKAGE), 36_789, 12_500),
         ("modules of the package", lambda: modules(PACKAGE), 197, 85),
-        ("lines of the tests", lambda: lines(TESTS), 60_360, 26_000),
+        ("lines of the tests", lambda: lines(TESTS), 58_244, 26_000),
         ("modules that a first processor imports", imported, 96, 40),
     ],
 )
