@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .async_calls import AsyncCalls
     from .marks import Mark
+    from .turns import Share
 
 #: Of each statement: the rows that it returned, or how many it wrote if it returns none.
 Answer = Any
@@ -88,28 +89,27 @@ class Held:
         return marked is not None
 
 
-class Busy(Enum):
-    """Why it was not the turn of a row's key."""
+class Missed(Enum):
+    """Why a claim did not get a row."""
 
-    LOCKED = "another session has it locked"
-    IN_USE = "as many of its rows as may be are in flight, or in doubt"
-    NOT_FIRST = "another row of it comes first"
+    ABSENT = "another session has locked it, or it is done"
+    STALE = "it was locked, and is done, or has another key"
+    LOCKED = "another session has its key locked"
+    IN_USE = "as many rows of its key as may be are in flight, or in doubt"
+    NOT_FIRST = "another row of its key comes first"
 
 
 @dataclass(slots=True, eq=False)
 class Claimed:
-    """What a claim got, in the order of the candidates.
+    """What a claim got, in the order of the candidates, and why it did not get the others.
 
-    ``absent``: other sessions have locked these rows, or they are done; ``stale``: rows that were
-    locked, and are done; ``busy``: rows whose key had no turn. ``transaction_id``: of the
+    A candidate that is in neither was not visited, and waits again. ``transaction_id``: of the
     transaction that has the locks, where the database has such ids; ``driver``: the
     driver's connection that it is on.
     """
 
     rows: list[Held]
-    absent: Sequence[Any] = ()
-    stale: Sequence[Any] = ()
-    busy: Mapping[Any, Busy] = field(default_factory=dict)
+    missed: Mapping[Any, Missed] = field(default_factory=dict)
     transaction_id: str | None = None
     driver: Any = None
 
@@ -129,8 +129,8 @@ class Batch:
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
     ``is_marked``: it is committed. ``calls``: its asynchronous handlers. ``unrecorded``: the
-    rows whose failures are recorded after its transaction. ``rejoined``: the keys that are in line
-    again before its end.
+    rows whose failures are recorded after its transaction. ``shares``: its candidates by their
+    keys, until those of a key have ended.
     """
 
     question: Question[Any]
@@ -147,7 +147,7 @@ class Batch:
     is_marked: bool = False
     calls: AsyncCalls | None = None
     unrecorded: set[Any] = field(default_factory=set)
-    rejoined: set[Any] = field(default_factory=set)
+    shares: list[Share] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Held]:
