@@ -80,17 +80,12 @@ def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | 
         if len(rows) < len(after_it):
             # The claim is committed, so rows that cannot be passed to the handler are put back.
             _put_back(question, mark, before, after_it, after_it.keys() - rows.keys())
-    batch.claimed = _claimed(session, wanted, rows)
-    lane.source.note_claim(batch)
-    _record(lane, batch, mark, before, after_it)
-
-
-def _claimed(session: Session, wanted: Wanted, rows: Mapping[Any, Any]) -> Claimed:
     held = [Held(pk, rows[pk]) for pk in wanted.pks if pk in rows]
     pks = wanted.pks if wanted.choice is None else wanted.visited(rows)
-    missed = [pk for pk in pks if pk not in rows]
-    driver = session.connection.connection
-    return Claimed(held, dict.fromkeys(missed, Missed.ABSENT), driver=driver)
+    missed = {pk: Missed.ABSENT for pk in pks if pk not in rows}
+    batch.claimed = Claimed(held, missed, driver=session.connection.connection)
+    lane.source.note_claim(batch)
+    _record(lane, batch, mark, before, after_it)
 
 
 def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
@@ -106,7 +101,10 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
         answer = session.execute(Statement(found.sql, params))
         for all_of_them, some in zip((before, after_it), found.marks(answer), strict=True):
             all_of_them.update(some)
-        return _claimed(session, wanted, {row.pk: row for row in found.rows(answer)})
+        rows = {row.pk: row for row in found.rows(answer)}
+        held = [Held(pk, rows[pk]) for pk in wanted.pks if pk in rows]
+        missed = {pk: Missed.ABSENT for pk in wanted.pks if pk not in rows}
+        return Claimed(held, missed, driver=session.connection.connection)
 
     claimed = claim_in_turn(session, question, wanted, None, claim_rows)
     ours = {held.pk for held in claimed.rows}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dcl_processor.settlement.writing import Expected
     from dcl_processor.values import Values
 
-    from .async_calls import AsyncCalls
+    from .batch_calls import BatchCalls
     from .marks import Mark
     from .turns import Share
 
@@ -128,7 +128,7 @@ class Batch:
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
-    ``is_marked``: it is committed. ``calls``: its asynchronous handlers. ``unrecorded``: the
+    ``is_marked``: it is committed. ``calls``: for its rows. ``unrecorded``: the
     rows whose failures are recorded after its transaction. ``shares``: its candidates by their
     keys, until those of a key have ended.
     """
@@ -145,7 +145,7 @@ class Batch:
     is_counted: bool = False
     mark: Mark | None = None
     is_marked: bool = False
-    calls: AsyncCalls | None = None
+    calls: BatchCalls | None = None
     unrecorded: set[Any] = field(default_factory=set)
     shares: list[Share] = field(default_factory=list)
 
