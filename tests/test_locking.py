@@ -30,11 +30,7 @@ def locked(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Iterator[Any]:
     session = Session(question.using, "test")
     try:
         got = claim(session, question, Wanted([pk]), None)
-        found: list[Any] = [
-            *got.rows,
-            *["absent" for _ in got.absent],
-            *["stale" for _ in got.stale],
-        ]
+        found: list[Any] = [*got.rows, *[why.name.lower() for why in got.missed.values()]]
         [held] = found
         yield held
     finally:

@@ -51,21 +51,19 @@ class StatementCache(threading.local):
         using: str,
         values: Values,
         expected: Iterable[str] = (),
-        *,
-        many: bool = False,
-        fenced: bool = False,
+        **kind: bool,
     ) -> CompiledUpdate | None:
-        """Return the statement of this kind that writes such values, as ``get()`` does.
+        """Return the ``CompiledUpdate`` of this kind, as ``get()`` does.
 
         The values are mostly the same object for all rows, and then nothing of them is examined.
         """
-        kind = many, fenced, *expected
+        name = *kind.items(), *expected
         if values is not self._values:
             self._values, self._writing = values, {}
-        if kind not in self._writing:
-            make = partial(CompiledUpdate, model, using, values, expected, many=many, fenced=fenced)
-            self._writing[kind] = self.get((kind, signature(values)), make)
-        return self._writing[kind]
+        if name not in self._writing:
+            make = partial(CompiledUpdate, model, using, values, expected, **kind)
+            self._writing[name] = self.get((name, signature(values)), make)
+        return self._writing[name]
 
     def get(self, name: tuple[Hashable, ...], make: Callable[[], S]) -> S | None:
         """Return the statement of that name; ``None`` if no statement fits every row.

@@ -126,6 +126,7 @@ class Shared:
 
     def keep(self, own: Any) -> None:
         """Take back what a handler has set that the driver does not report."""
+        # Race: flip without work. Another tenant's row may have the same key.
         moved = self.has_policies
         if tenant_of(own) != self._tenant:
             own.set_tenant(*self._tenant)

@@ -24,7 +24,7 @@ from dcl_processor.locking.row_locks import database_lock, parts_of, rows_with
 from dcl_processor.locking.wanted import Wanted
 
 from .session import Session
-from .settlement import Answer, Claimed, Held, Settlement, Statement
+from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement
 
 #: Returns the queryset for rows that are named by their keys.
 Ask = Callable[[RowFilter], QuerySet[Any, Any]]
@@ -124,8 +124,7 @@ def _claimed(
     missed = [] if len(held) == len(pks) else [pk for pk in pks if pk not in found]
     return Claimed(
         held,
-        absent=[pk for pk in missed if pk not in locked],
-        stale=[pk for pk in missed if pk in locked],
+        {pk: Missed.STALE if pk in locked else Missed.ABSENT for pk in missed},
         transaction_id=answer[0][-1] if answer and _TRANSACTION_ID in statement.sql else None,
         driver=session.connection.connection,
     )

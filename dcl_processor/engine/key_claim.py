@@ -13,7 +13,7 @@ is locked. No wrong row is claimed, because a claim finds rows by the key itself
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +32,10 @@ from dcl_processor.values import resolve
 from .claim import Read, claim, read_of
 from .marks import column
 from .session import Session
-from .settlement import Busy, Claimed, Held, Settlement, Statement
+from .settlement import Claimed, Held, Missed, Settlement, Statement
 
-
-@dataclass(slots=True)
-class Turn:
-    """Which rows may be claimed now that their keys are locked, and why the others may not."""
-
-    pks: list[Any] = field(default_factory=list)
-    busy: dict[Any, Busy] = field(default_factory=dict)
+#: Claims wanted rows in the transaction that has their keys locked.
+ClaimRows = Callable[[Session, Question[Any], Wanted], Claimed]
 
 
 @dataclass(slots=True)
@@ -56,32 +51,45 @@ class _Look:
     heads: set[Any] = field(default_factory=set)
 
 
+def _claim_locked(session: Session, question: Question[Any], wanted: Wanted) -> Claimed:
+    return claim(session, question, wanted, None, session.execute_all)
+
+
 def claim_in_turn(
-    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+    session: Session,
+    question: Question[Any],
+    wanted: Wanted,
+    after: Settlement | None,
+    claim_rows: ClaimRows = _claim_locked,
 ) -> Claimed:
-    """Claim the wanted rows as far as it is their keys' turn, as ``claim()`` does."""
-    turn = take_turn(session, question, wanted, after)
-    if not turn.pks:
-        return Claimed([], busy=turn.busy, driver=session.connection.connection)
-    claimed = claim(session, question, Wanted(turn.pks), None, session.execute_all)
+    """Claim the wanted rows as far as it is their keys' turn, as ``claim()`` does.
+
+    What ``claim_rows`` has written to a row that is not in the result is to be undone.
+    """
+    pks, missed = take_turn(session, question, wanted, after)
+    if not pks:
+        return Claimed([], missed, driver=session.connection.connection)
+    claimed = claim_rows(session, question, Wanted(pks))
     moved = moved_rows(question, wanted, claimed.rows)
-    claimed.rows = [held for held in claimed.rows if held.pk not in moved]
-    claimed.stale = [*claimed.stale, *moved]
-    # The rows of such a key are locked, and nothing was written to them.
-    late = late_keys(question, wanted, turn, [held.pk for held in claimed.rows])
-    in_use = {pk for pk in turn.pks if wanted.keys[pk].value in late}
-    claimed.rows = [held for held in claimed.rows if held.pk not in in_use]
-    claimed.busy = {**turn.busy, **dict.fromkeys(in_use, Busy.IN_USE)}
-    claimed.absent = [pk for pk in claimed.absent if pk not in in_use]
-    claimed.stale = [pk for pk in claimed.stale if pk not in in_use]
+    ours = [held.pk for held in claimed.rows if held.pk not in moved]
+    late = late_keys(question, wanted, pks, ours)
+    in_use = [pk for pk in pks if wanted.keys[pk].value in late]
+    claimed.missed = {
+        **missed,
+        **claimed.missed,
+        **dict.fromkeys(moved, Missed.STALE),
+        **dict.fromkeys(in_use, Missed.IN_USE),
+    }
+    claimed.rows = [held for held in claimed.rows if held.pk not in claimed.missed]
     return claimed
 
 
 def take_turn(
     session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
-) -> Turn:
-    """Open a transaction, ``after`` first, lock the keys, and return which rows may be claimed.
+) -> tuple[list[Any], dict[Any, Missed]]:
+    """Open a transaction, ``after`` first, and lock the keys.
 
+    Return which rows may be claimed now, and why the others of a key may not.
     Outside any savepoint, whose rollback would release the keys.
     """
     # Race: two of one key. The lock is a statement of its own. What follows sees all rows that were
@@ -98,16 +106,16 @@ def take_turn(
         look = _look(session, question, groups, free)
     else:
         free, look = _lock_and_look(session, question, groups, keys, after)
-    turn, by_key = Turn(), dict[Any, list[Any]]()
+    free_rows, missed, by_key = list[Any](), dict[Any, Missed](), dict[Any, list[Any]]()
     for pk in wanted.pks:
         by_key.setdefault(wanted.keys[pk].value, []).append(pk)
     for value, pks in by_key.items():
-        found = _turn_of(question, keys[value], pks, look) if value in free else Busy.LOCKED
-        if isinstance(found, Busy):
-            turn.busy.update(dict.fromkeys(pks, found))
+        found = _turn_of(question, keys[value], pks, look) if value in free else Missed.LOCKED
+        if isinstance(found, Missed):
+            missed.update(dict.fromkeys(pks, found))
         else:
-            turn.pks += found
-    return turn
+            free_rows += found
+    return free_rows, missed
 
 
 def _lock_and_look(
@@ -193,7 +201,7 @@ def _understood(
 
 def _turn_of(
     question: Question[Any], key: Key, pks: Sequence[Any], look: _Look
-) -> Sequence[Any] | Busy:
+) -> Sequence[Any] | Missed:
     """Return which rows of a locked key may be claimed now, or why none may."""
     groups = key.groups
     if groups.in_flight is not None:
@@ -203,13 +211,13 @@ def _turn_of(
         late = [pk for pk in marked & look.late if pk not in pks]
         in_flight = len(marked - look.late) + _reap(question, key, late)
         if in_flight >= (groups.most or 1):
-            return Busy.IN_USE
+            return Missed.IN_USE
         if in_flight and groups.most is not None:
             left, pks = pks[groups.most - in_flight :], pks[: groups.most - in_flight]
             # Race: two of one key. A lapsed row that is not to be claimed any more counts.
             if _reap(question, key, [pk for pk in left if pk in look.late]):
-                return Busy.IN_USE
-    return Busy.NOT_FIRST if groups.in_order and not _is_first(pks[0], look) else pks
+                return Missed.IN_USE
+    return Missed.NOT_FIRST if groups.in_order and not _is_first(pks[0], look) else pks
 
 
 def _is_first(pk: Any, look: _Look) -> bool:
@@ -228,21 +236,21 @@ def moved_rows(question: Question[Any], wanted: Wanted, rows: Sequence[Held]) ->
 
 
 def late_keys(
-    question: Question[Any], wanted: Wanted, turn: Turn, claimed: Collection[Any]
+    question: Question[Any], wanted: Wanted, pks: Sequence[Any], claimed: Collection[Any]
 ) -> Collection[Any]:
     """Return the keys of which more rows would be in flight than may be, with those claimed."""
     # Race: two of one key. A wanted row whose lease has lapsed is missed if its worker renews it.
     ours: dict[Any, list[Any]] = {}
     missed: dict[Any, list[Any]] = {}
-    for pk in turn.pks:
+    for pk in pks:
         where = ours if pk in claimed else missed
         where.setdefault(wanted.keys[pk].value, []).append(pk)
     late = []
-    for pks in [missed[value] for value in missed if value in ours]:
-        key = wanted.keys[pks[0]]
+    for absent in [missed[value] for value in missed if value in ours]:
+        key = wanted.keys[absent[0]]
         if key.groups.lease is None:
             continue
-        _reap(question, key, pks)
+        _reap(question, key, absent)
         own = ours[key.value]
         others = _marked(question, key.groups).filter(**{key.groups.column: key.value})
         if others.exclude(these(own)).count() + len(own) > (key.groups.most or len(own)):

@@ -22,9 +22,9 @@ from dcl_processor.locking.key_lock import refuse_collation
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.runner.counters import MOST_KEYS
 
-from .settlement import Batch, Busy, Claimed
+from .settlement import Batch, Claimed, Missed
 from .source import READ, Source, Step
-from .turns import MOST_KEPT, Turn, Turns
+from .turns import MOST_KEPT, Share, Turn, Turns
 
 if TYPE_CHECKING:
     from .run import Run
@@ -34,17 +34,6 @@ FEW_KEYS = reads.KEYS // 2
 
 #: Keys whose next rows are read at once; what the last batch has left to send goes before a read.
 READY = 4
-
-
-class _Ended:
-    """What became of the rows of a batch; ``redone``: are to be handled again, alone."""
-
-    def __init__(self, batch: Batch, redone: Sequence[Any]) -> None:
-        claimed = batch.claimed or Claimed([])
-        self.rows = {held.pk for held in claimed.rows}
-        self.absent, self.stale, self.busy = {*claimed.absent}, {*claimed.stale}, claimed.busy
-        self.outcomes = {held.pk: each for held, each in batch.ended if each is not None}
-        self.redone = {*redone}
 
 
 class KeySource(Source):
@@ -69,9 +58,9 @@ class KeySource(Source):
         #: Keys whose rows are handled last, and these rows.
         self._last_turns: list[Turn] = []
         self._suspected: set[Any] = set()
-        #: Rows that a claim has missed, and why, if that is known: other sessions hold them or
-        #: their keys, or have finished them.
-        self._not_got: dict[Any, Busy | None] = {}
+        #: Rows that a claim has missed, and why: other sessions hold them or their keys, or have
+        #: finished them.
+        self._not_got: dict[Any, Missed] = {}
         self._look_at = scan.WINDOW
 
     # --- what the lanes take
@@ -86,20 +75,17 @@ class KeySource(Source):
             if self._joins_keys and len(ready) < room and self._turns.line:
                 self._to_be_ready = room
                 return None
-            keys: dict[Any, Key] = {}
-            while ready and len(keys) < room:
-                turn = ready[0]
-                size = self._size(turn, room - len(keys))
-                if size <= 0:
-                    break
-                ready.popleft()
-                turn.is_in_line = False
-                keys.update(dict.fromkeys(self._taken(turn, size), turn.key))
+            shares: list[Share] = []
+            while ready and (size := self._size(ready[0], room)) > 0:
+                shares.append(self._taken(ready.popleft(), size))
+                room -= size
                 if not self._joins_keys:
                     break
-            holds = self._run.holds
-            window = holds.window if holds is not None else 0
-            return Batch(self.question, Wanted([*keys], keys=keys), window) if keys else None
+            if not shares:
+                return None
+            keys = {pk: share.turn.key for share in shares for pk in share.pks}
+            window = self._run.holds.window if self._run.holds is not None else 0
+            return Batch(self.question, Wanted([*keys], keys=keys), window, shares=shares)
 
     @property
     def has_candidates(self) -> bool:
@@ -109,9 +95,12 @@ class KeySource(Source):
 
     def _size(self, turn: Turn, room: int) -> int:
         """Return how many rows of a key the next batch may have."""
-        whole, batch_size = self._groups.whole, self._run.processor.batch_size
+        batch_size = self._run.processor.batch_size
+        whole = self._groups.whole and not turn.alone
         size = min(room, batch_size)
-        if whole:
+        if turn.alone:
+            size = min(room, 1)
+        elif whole:
             size = len(turn.waiting) if batch_size == 1 else batch_size
         elif self._at_once:
             size = min(room, self._groups.most or 1)
@@ -119,28 +108,25 @@ class KeySource(Source):
         if free <= 0:
             return 0
         # A limit does not split what is handled together.
-        size = min(size if whole else free, len(turn.waiting))
-        if turn.alone:
-            places = [place for place, pk in enumerate(turn.waiting) if pk in turn.alone]
-            size = min([size, *(max(place, 1) for place in places)])
+        size = min(size if whole else free, len(turn.next_rows))
         holds = self._run.holds
         if holds is not None and (size := holds.take(size, whole=whole)) <= 0:
             self._is_held = True
         return size
 
-    def _taken(self, turn: Turn, size: int) -> Sequence[Any]:
+    def _taken(self, turn: Turn, size: int) -> Share:
         """Take so many rows of a key, which goes on if more of its rows may be in flight."""
-        pks = [turn.waiting.popleft() for _ in range(size)]
+        whole, rows = self._groups.whole and not turn.alone, turn.next_rows
+        pks = [rows.popleft() for _ in range(size)]
         self._in_flight.update(pks)
-        turn.in_flight += 1
-        if self._groups.whole and pks[0] not in turn.alone:
+        turn.in_flight, turn.is_in_line = turn.in_flight + 1, False
+        if whole:
             # One call for a key and run: what is left of a capped one waits for the next run.
             turn.waiting.clear()
             turn.left = 0
-        turn.alone.difference_update(pks)
-        if turn.waiting or turn.behind:
+        if turn.next_rows:
             self._rejoin(turn)
-        return pks
+        return Share(turn, pks)
 
     def _rejoin(self, turn: Turn) -> None:
         """Put a key back in line unless as many of its batches as may be are in flight."""
@@ -154,52 +140,32 @@ class KeySource(Source):
 
         Only if the run has one lane: another one would find the keys locked.
         """
-        if not batch.wanted.keys or self._run.concurrency > 1:
+        if self._run.concurrency > 1:
             return
         with self._lock:
             ours = {held.pk for held in batch.rows}
-            for turn, pks in self._turns_in(batch):
-                if not (claimed := ours.intersection(pks)):
-                    continue
-                self._leave(turn, batch, claimed)
-                if self._turns.line or turn.is_old or not turn.waiting:
-                    self._rejoin(turn)
-                elif not turn.is_in_line:
-                    turn.is_in_line = True
-                    self._turns.ready.append(turn)
+            for share in batch.shares:
+                if not ours.isdisjoint(share.pks):
+                    self._leave(share)
+                    self._turns.join(share.turn, at_once=True)
 
     def settled(self, batch: Batch) -> None:
         """Go on with the keys whose rows are settled, while handlers of other rows are at work."""
-        if not batch.wanted.keys:
-            return
-        # One with a row that was put back, or not claimed, goes on with the end of the batch, which
-        # returns that row.
-        settled = ((held, each) for held, each in batch.ended if held.marked.is_settled)
-        ended = {held.pk: each for held, each in settled if each is not None}
+        outcomes = {h.pk: each for h, each in batch.ended if each is not None}
+        settled = {h.pk for h, _ in batch.ended if h.marked.is_settled and h.pk in outcomes}
+        at_work = {held.pk for held in batch.rows} - settled
         with self._lock:
-            for turn, pks in self._turns_in(batch):
-                if ended.keys() >= {*pks}:
-                    self._leave(turn, batch, pks)
-                    self._note_outcomes(turn, {pk: ended[pk] for pk in pks})
-                    self._rejoin(turn)
+            for share in [*batch.shares]:
+                # Race: double claim. What becomes of the rows of a key in a batch is noted once,
+                # and for all of them. The key would read a row again that its batch still has.
+                if at_work.isdisjoint(share.pks):
+                    self._end_of(share, batch, outcomes)
+            self._lock.notify_all()
 
-    def _turns_in(self, batch: Batch) -> list[tuple[Turn, list[Any]]]:
-        """Return the turns that a batch keeps out of the line, with its candidates of each."""
-        by_key: dict[Any, list[Any]] = {}
-        for pk, key in batch.wanted.keys.items():
-            by_key.setdefault(key.value, []).append(pk)
-        found = [(self._turns.of_value(value), pks) for value, pks in by_key.items()]
-        return [
-            (turn, pks)
-            for turn, pks in found
-            if turn is not None and turn.key.value not in batch.rejoined
-        ]
-
-    def _leave(self, turn: Turn, batch: Batch, pks: Collection[Any]) -> None:
-        """Let a key go on although its batch has not ended; ``pks``: its claimed rows there."""
-        batch.rejoined.add(turn.key.value)
-        turn.in_flight -= 1
-        turn.left = (turn.left or 0) - len(pks)
+    def _leave(self, share: Share) -> None:
+        if not share.has_left:
+            share.has_left = True
+            share.turn.in_flight -= 1
 
     def note_claim(self, batch: Batch) -> None:
         if not batch.wanted.keys:
@@ -209,11 +175,9 @@ class KeySource(Source):
         if not batch.wanted.keys:
             super().give_back(batch, missed=missed)
             return
-        open_rows, known = self._open_rows(batch), batch.claimed or Claimed([])
-        batch.claimed = Claimed([])
-        if missed:
-            absent = [*open_rows, *known.absent]
-            batch.claimed = Claimed([], absent=absent, stale=known.stale, busy=known.busy)
+        known = batch.claimed.missed if batch.claimed is not None else {}
+        absent = dict.fromkeys(self._open_rows(batch), Missed.ABSENT)
+        batch.claimed = Claimed([], {**known, **absent} if missed else {})
         self.end(batch)
 
     def end(self, batch: Batch, redone: Sequence[Any] = ()) -> None:
@@ -225,42 +189,43 @@ class KeySource(Source):
                 return
             self._count(batch)
             batch.is_counted = True
-            self._in_flight.difference_update(batch.wanted.pks)
-            ended = _Ended(batch, redone)
-            self._give_tokens_back(batch, len(ended.outcomes))
-            by_key: dict[Any, list[Any]] = {}
-            for pk, key in batch.wanted.keys.items():
-                by_key.setdefault(key.value, []).append(pk)
-            for value, pks in by_key.items():
-                turn = self._turns.of_value(value)
-                if turn is not None:
-                    self._end_of(turn, batch, pks, ended)
+            outcomes = {held.pk: each for held, each in batch.ended if each is not None}
+            for share in [*batch.shares]:
+                self._end_of(share, batch, outcomes, redone)
+            self._in_flight.difference_update(outcomes)
+            self._give_tokens_back(batch, len(outcomes))
             self._lock.notify_all()
 
-    def _end_of(self, turn: Turn, batch: Batch, pks: Sequence[Any], ended: _Ended) -> None:
-        """Take note of what became of the rows of one key."""
-        ours = set(pks)
-        rows, absent, stale = ours & ended.rows, ours & ended.absent, ours & ended.stale
-        busy = {pk: ended.busy[pk] for pk in pks if pk in ended.busy}
-        if turn.key.value not in batch.rejoined:
-            self._leave(turn, batch, rows)
-        known = ended.outcomes.keys() | absent | stale | busy.keys()
-        again = [pk for pk in pks if pk not in known]
-        turn.waiting.extendleft(reversed(again))
-        turn.alone.update(ours & ended.redone)
-        # They are claimed, and so counted, once more.
-        turn.left = (turn.left or 0) + len(rows.intersection(again))
-        outcomes = {pk: ended.outcomes[pk] for pk in pks if pk in ended.outcomes}
-        self._note_outcomes(turn, outcomes)
-        self._note_missed(rows | stale, {**dict.fromkeys(absent), **busy})
-        if Busy.IN_USE in busy.values():
+    def _end_of(
+        self,
+        share: Share,
+        batch: Batch,
+        outcomes: Mapping[Any, Outcome],
+        redone: Collection[Any] = (),
+    ) -> None:
+        """Take note of what became of the rows of one key, each of which has ended."""
+        batch.shares.remove(share)
+        self._leave(share)
+        turn, known = share.turn, batch.claimed.missed if batch.claimed is not None else {}
+        missed = {pk: known[pk] for pk in share.pks if pk in known}
+        ended = {pk: outcomes[pk] for pk in share.pks if pk in outcomes}
+        again = [pk for pk in share.pks if pk not in ended and pk not in missed]
+        # Those that have ended are in the report, and in flight until the end of the batch.
+        self._in_flight.difference_update(missed, again)
+        alone = {*redone}
+        turn.alone.extend(pk for pk in again if pk in alone)
+        turn.waiting.extendleft(pk for pk in reversed(again) if pk not in alone)
+        turn.left = (turn.left or 0) - len(ended)
+        self._note_outcomes(turn, ended)
+        self._note_missed(share.pks, missed)
+        turn.missed.update(pk for pk, why in missed.items() if why is Missed.ABSENT)
+        reasons = {*missed.values()}
+        if Missed.IN_USE in reasons:
             self._turns.hold(turn)
-        elif busy:
+        elif not reasons <= {Missed.ABSENT, Missed.STALE}:
             self._turns.busy_later(turn)
         else:
-            self._run.counters.counts["stale"] += len(stale)
-            turn.missed |= absent
-            self._go_on(turn, has_rows=bool(rows), has_missed=bool(absent or stale))
+            self._go_on(turn, was_called=bool(ended), has_missed=bool(missed))
 
     def _note_outcomes(self, turn: Turn, outcomes: Mapping[Any, Outcome]) -> None:
         not_handled = [pk for pk, each in outcomes.items() if not isinstance(each, Handled)]
@@ -268,24 +233,25 @@ class KeySource(Source):
         # In order, whether the next row may be tried depends on what became of this one.
         turn.is_old = turn.is_old or (self._groups.in_order and bool(not_handled))
 
-    def _note_missed(self, known: Collection[Any], missed: Mapping[Any, Busy | None]) -> None:
-        for pk in known:
-            self._not_got.pop(pk, None)
-        for pk, why in missed.items():
-            if pk in self._not_got or len(self._not_got) < MOST_KEPT:
+    def _note_missed(self, pks: Sequence[Any], missed: Mapping[Any, Missed]) -> None:
+        for pk in pks:
+            why = missed.get(pk, Missed.STALE)
+            if why is Missed.STALE:
+                self._not_got.pop(pk, None)
+                self._run.counters.counts["stale"] += pk in missed
+            elif pk in self._not_got or len(self._not_got) < MOST_KEPT:
                 self._not_got[pk] = why
 
-    def _go_on(self, turn: Turn, *, has_rows: bool, has_missed: bool) -> None:
+    def _go_on(self, turn: Turn, *, was_called: bool, has_missed: bool) -> None:
         """Put a key back in line; of one that is handled as a whole, rows may be locked."""
-        if self._groups.whole and has_missed:
-            if not has_rows:
-                turn.may_be_busy = True
-            elif not turn.waiting:  # or those are to be redone alone
-                self._turns.hold(turn)  # the handler was called for these
-                return
-        elif has_missed:
+        if not self._groups.whole:
             # Another worker had the key, and may have finished more of its rows.
-            turn.is_old = True
+            turn.is_old = turn.is_old or has_missed
+        elif has_missed and not turn.next_rows:
+            if was_called:
+                self._turns.hold(turn)
+                return
+            turn.may_be_busy = True
         self._rejoin(turn)
 
     # --- the order
@@ -354,11 +320,10 @@ class KeySource(Source):
             self._to_be_ready = 0
             if turns.ready:
                 yield Step.GO_ON
-            elif turns.are_in_flight:
+            elif self._in_flight:
                 yield Step.WAIT
             else:
                 break
-        turns.clear()
 
     def _read_keys(
         self, windows: Iterator[tuple[Question[Any], list[Key]]], *, is_first: bool = False
@@ -383,8 +348,6 @@ class KeySource(Source):
         if self._has_rows(turn):
             turn.is_in_line = True
             self._turns.ready.append(turn)
-        elif not turn.in_flight:
-            self._turns.end(turn)
 
     def _has_rows(self, turn: Turn) -> bool:
         """Return whether the key has rows to try."""
@@ -404,7 +367,6 @@ class KeySource(Source):
             self._last_turns.append(turn)
             # Read again then; a key with rows in line would come back at once.
             turn.waiting.clear()
-            turn.behind.clear()
         return not found
 
     # --- the end
@@ -437,7 +399,7 @@ class KeySource(Source):
 
     def _count_held(self, question: Question[Any], turns: Sequence[Turn]) -> None:
         """Count the rows of these keys that were not tried, apart from those that are locked."""
-        locked = {pk for pk, why in self._not_got.items() if why is None}
+        locked = {pk for pk, why in self._not_got.items() if why is Missed.ABSENT}
         self._run.counters.counts["skipped"] += len(locked)
         tried = {turn.key.value: turn.tried for turn in turns}
         held, keys = reads.count_due(

@@ -20,7 +20,7 @@ from dcl_processor.interrupts import ends_the_run
 from dcl_processor.runner.in_flight import InFlight
 
 from . import marking, recovery, settling
-from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
+from .batch_calls import LINGER, WORTH_CLAIMING, BatchCalls
 from .claim import claim
 from .deliveries import DELIVERIES, Deliver
 from .flips import fixed_flip
@@ -60,6 +60,10 @@ class Lane:
         self.in_flight = InFlight(run.notes)
         self.session = Session(run.using, self._name)
         self._loop = run.event_loop
+        #: Whether ``BatchCalls`` call the handlers of rows with a mark.
+        self.calls_apart = self._loop is not None or (
+            self.processor._handles_batches and not run.hands_out
+        )
         self._size = run.size
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
         retry, since = self.processor.retry, self.processor.pending_since
@@ -332,11 +336,11 @@ class Lane:
         # Before its rows go on: an interrupt at any point of that leaves the batch to the clear-up.
         if batch not in self._open:
             self._open.append(batch)
-        if self._loop is not None and batch.calls is None and not batch.ended:
-            batch.calls = AsyncCalls(self, batch)
+        if self.calls_apart and batch.calls is None and not batch.ended:
+            batch.calls = BatchCalls(self, batch)
         calls = batch.calls
         has_ended = calls is None or calls.go_on()
-        if not (settling.go_on(self, batch) and has_ended):
+        if not (settling.settle_ended(self, batch) and has_ended):
             self.source.settled(batch)
         else:
             self.source.end(batch)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dcl_processor import log_fields
 from dcl_processor.database.connection import is_connected
-from dcl_processor.errors import represent
-from dcl_processor.exceptions import TransactionLeftOpen
-from dcl_processor.execution.handler import (
-    Failed,
-    Lost,
-    Outcome,
-    Together,
-    attempt_together,
-    execute,
-    not_prepared,
-    prepare,
-)
-from dcl_processor.masking import shown
+from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
 
-from .recovery import log_redone
 from .settlement import Batch, Held
-from .settling import settle_ended, settle_row
+from .settling import settle_row
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -33,12 +19,9 @@ if TYPE_CHECKING:
 def handle_marked(lane: Lane, batch: Batch) -> None:
     """Handle the claimed rows; each but the last is settled before the next handler is called.
 
-    Asynchronous handlers are started when the batch goes on.
+    ``BatchCalls`` are made when the batch goes on.
     """
-    if lane.run.event_loop is not None:
-        return
-    if lane.processor._handles_batches:
-        _handle_together(lane, batch)
+    if lane.calls_apart:
         return
     assert batch.claimed is not None
     rows = batch.claimed.rows
@@ -127,104 +110,3 @@ def is_left_by_another(lane: Lane, held: Held) -> bool:
     """Return whether the row had a lease that lapsed, and that no worker has settled."""
     lease = lane.processor.lease
     return lease is not None and held.marked.before[lease.field] is not None
-
-
-# --- ``process_batch()``
-
-
-def _handle_together(lane: Lane, batch: Batch) -> None:
-    """Call the handler with all rows that may start, after ``taken_over()`` with some of them.
-
-    Rows that are to be called again, and may not start any more, are put back.
-    """
-    rows = _prepared(lane, batch, startable(lane, batch, batch.rows))
-    again = _call_together(lane, batch, rows) if rows else ()
-    # The open resource may have caused the failure.
-    for held in again if again and lane.resource.ready() else ():
-        if startable(lane, batch, [held]):
-            _call_together(lane, batch, [held])
-    put_back(batch, batch.rows)
-
-
-def _prepared(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
-    """Call ``taken_over()`` with the rows of other workers; return the rows for the handler."""
-    if not lane.processor._prepares_taken_over:
-        return rows
-    left = [held for held in rows if is_left_by_another(lane, held)]
-    if not left:
-        return rows
-    waiting = list(left)
-    for held in left:
-        if not startable(lane, batch, [held]):
-            continue
-        lane.in_flight.note([held.pk])
-        with lane.watched as leftover:
-            refused = prepare(lane.processor, held.row, lane.run.time_limit)
-        if leftover.end() and refused is None:
-            refused = not_prepared(TransactionLeftOpen())
-        if refused is None:
-            waiting.remove(held)
-        else:
-            batch.ended.append((held, refused))
-            settle_row(lane, batch, len(batch.ended) - 1)
-    # Race: double claim. A lease may have lapsed during these calls.
-    return startable(lane, batch, [held for held in rows if held not in waiting])
-
-
-def _call_together(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
-    """Call the handler and settle its rows; return those that are to be called again."""
-    lane.in_flight.note([held.pk for held in rows])
-    arguments, given = lane.resource.arguments, {held.pk: held.row for held in rows}
-    with lane.watched as leftover:
-        # As late as possible, because AT_MOST_ONCE does not put a started row back.
-        batch.started += rows
-        ended = attempt_together(lane.processor, given, arguments, lane.run.time_limit)
-        again = is_to_be_redone(batch, rows, ended)
-        outcomes = dict.fromkeys(given, ended) if not isinstance(ended, dict) else ended
-        if not again:
-            # Race: work without flip. As above.
-            batch.ended += [(held, outcomes[held.pk]) for held in rows]
-    if again:
-        tell_of_redone(lane, rows, ended)
-        lane.resource.reopen_later()
-        leftover.end()
-        return rows
-    outcomes = leftover.judge_all(outcomes)
-    batch.ended[-len(rows) :] = [(held, outcomes[held.pk]) for held in rows]
-    if Failed in map(type, outcomes.values()):
-        lane.resource.reopen_later()
-    settle_ended(lane, batch)
-    return ()
-
-
-def is_to_be_redone(batch: Batch, rows: Sequence[Held], ended: Together) -> bool:
-    """Return whether each row is to be handled alone.
-
-    If the call raised, it is unknown which of its rows caused the error, and which of them were
-    handled before it.
-    """
-    # Race: poison row. Each row is called alone, so that one fails and the others are done. Only a
-    # delivery that may repeat work allows that.
-    assert batch.mark is not None
-    return batch.mark.is_lease and len(rows) > 1 and not isinstance(ended, dict)
-
-
-def tell_of_redone(lane: Lane, rows: Sequence[Held], ended: Any) -> None:
-    """Log the error of a call: it is in no report if the run stops before the rows are alone."""
-    lane.run.counters.counts["redone"] += len(rows)
-    if not isinstance(ended, Failed):
-        return
-    name = lane.processor.name
-    log_redone(
-        ended.error,
-        "%s: a call of process_batch() for %d rows raised, and each row is to be handled alone: %s",
-        name,
-        len(rows),
-        shown(represent(ended.error)),
-        extra=log_fields.fields(
-            name,
-            row_count=len(rows),
-            duration=ended.duration,
-            **log_fields.error_fields(ended.error),
-        ),
-    )

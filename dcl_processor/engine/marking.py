@@ -29,9 +29,20 @@ from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values, resolve
 
 from .claim import claim
-from .key_claim import claim_in_turn, late_keys, moved_rows, take_turn
+from .key_claim import claim_in_turn
 from .marks import looks_at_loading, show
-from .settlement import COMMIT, Batch, Claimed, Held, Marked, NotSettled, Settlement, Statement
+from .session import Session
+from .settlement import (
+    COMMIT,
+    Batch,
+    Claimed,
+    Held,
+    Marked,
+    Missed,
+    NotSettled,
+    Settlement,
+    Statement,
+)
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -71,8 +82,8 @@ def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | 
             _put_back(question, mark, before, after_it, after_it.keys() - rows.keys())
     held = [Held(pk, rows[pk]) for pk in wanted.pks if pk in rows]
     pks = wanted.pks if wanted.choice is None else wanted.visited(rows)
-    missed = [pk for pk in pks if pk not in rows]
-    batch.claimed = Claimed(held, absent=missed, driver=session.connection.connection)
+    missed = {pk: Missed.ABSENT for pk in pks if pk not in rows}
+    batch.claimed = Claimed(held, missed, driver=session.connection.connection)
     lane.source.note_claim(batch)
     _record(lane, batch, mark, before, after_it)
 
@@ -83,29 +94,23 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
     if not lane.is_one_statement(batch):
         _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
         return
-    turn = take_turn(session, question, wanted, None)
-    claimed = Claimed([], busy=turn.busy, driver=session.connection.connection)
-    if not turn.pks:
-        batch.claimed = claimed
-        session.rollback()
-        return
-    found, params = statement(question, mark, Wanted(turn.pks))
-    answer = session.execute(Statement(found.sql, params))
-    before, after_it = found.marks(answer)
-    rows = {row.pk: row for row in found.rows(answer)}
-    held = [Held(pk, rows[pk]) for pk in turn.pks if pk in rows]
-    moved = moved_rows(question, wanted, held)
-    if late_keys(question, wanted, turn, rows.keys() - set(moved)):
-        # The marks are rolled back; without them it is seen which rows may be claimed.
-        session.rollback()
-        _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
-        return
-    _put_back(question, mark, before, after_it, moved)
-    # Not before the statement was answered: what keeps it from that is no row's failure.
+    before, after_it = dict[Any, Values](), dict[Any, Values]()
+
+    def claim_rows(session: Session, question: Question[Any], wanted: Wanted) -> Claimed:
+        found, params = statement(question, mark, wanted)
+        answer = session.execute(Statement(found.sql, params))
+        for all_of_them, some in zip((before, after_it), found.marks(answer), strict=True):
+            all_of_them.update(some)
+        rows = {row.pk: row for row in found.rows(answer)}
+        held = [Held(pk, rows[pk]) for pk in wanted.pks if pk in rows]
+        missed = {pk: Missed.ABSENT for pk in wanted.pks if pk not in rows}
+        return Claimed(held, missed, driver=session.connection.connection)
+
+    claimed = claim_in_turn(session, question, wanted, None, claim_rows)
+    ours = {held.pk for held in claimed.rows}
+    _put_back(question, mark, before, after_it, after_it.keys() - ours)
+    # Not before the statements were answered: what keeps them from that is no row's failure.
     batch.claimed = claimed
-    claimed.rows = [each for each in held if each.pk not in moved]
-    claimed.absent = [pk for pk in turn.pks if pk not in rows]
-    claimed.stale = [*moved]
     _record(lane, batch, mark, before, after_it)
     _commit(lane, batch, mark)
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from dcl_processor.settlement.writing import Expected
     from dcl_processor.values import Values
 
-    from .async_calls import AsyncCalls
+    from .batch_calls import BatchCalls
     from .marks import Mark
+    from .turns import Share
 
 #: Of each statement: the rows that it returned, or how many it wrote if it returns none.
 Answer = Any
@@ -88,28 +89,27 @@ class Held:
         return marked is not None
 
 
-class Busy(Enum):
-    """Why it was not the turn of a row's key."""
+class Missed(Enum):
+    """Why a claim did not get a row."""
 
-    LOCKED = "another session has it locked"
-    IN_USE = "as many of its rows as may be are in flight, or in doubt"
-    NOT_FIRST = "another row of it comes first"
+    ABSENT = "another session has locked it, or it is done"
+    STALE = "it was locked, and is done, or has another key"
+    LOCKED = "another session has its key locked"
+    IN_USE = "as many rows of its key as may be are in flight, or in doubt"
+    NOT_FIRST = "another row of its key comes first"
 
 
 @dataclass(slots=True, eq=False)
 class Claimed:
-    """What a claim got, in the order of the candidates.
+    """What a claim got, in the order of the candidates, and why it did not get the others.
 
-    ``absent``: other sessions have locked these rows, or they are done; ``stale``: rows that were
-    locked, and are done; ``busy``: rows whose key had no turn. ``transaction_id``: of the
+    A candidate that is in neither was not visited, and waits again. ``transaction_id``: of the
     transaction that has the locks, where the database has such ids; ``driver``: the
     driver's connection that it is on.
     """
 
     rows: list[Held]
-    absent: Sequence[Any] = ()
-    stale: Sequence[Any] = ()
-    busy: Mapping[Any, Busy] = field(default_factory=dict)
+    missed: Mapping[Any, Missed] = field(default_factory=dict)
     transaction_id: str | None = None
     driver: Any = None
 
@@ -128,9 +128,9 @@ class Batch:
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
-    ``is_marked``: it is committed. ``calls``: its asynchronous handlers. ``unrecorded``: the
-    rows whose failures are recorded after its transaction. ``rejoined``: the keys that are in line
-    again before its end.
+    ``is_marked``: it is committed. ``calls``: for its rows. ``unrecorded``: the
+    rows whose failures are recorded after its transaction. ``shares``: its candidates by their
+    keys, until those of a key have ended.
     """
 
     question: Question[Any]
@@ -145,9 +145,9 @@ class Batch:
     is_counted: bool = False
     mark: Mark | None = None
     is_marked: bool = False
-    calls: AsyncCalls | None = None
+    calls: BatchCalls | None = None
     unrecorded: set[Any] = field(default_factory=set)
-    rejoined: set[Any] = field(default_factory=set)
+    shares: list[Share] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Held]:

@@ -504,7 +504,7 @@ def settle_now(lane: Lane, batch: Batch, outcome: Outcome) -> Outcome:
     """
     [held] = batch.rows
     batch.ended.append((held, outcome))
-    while not go_on(lane, batch):
+    while not settle_ended(lane, batch):
         time.sleep(FIRST_PAUSE)
     if held.marked.refused is not None:
         raise held.marked.refused
@@ -526,14 +526,20 @@ def release(lane: Lane, batch: Batch) -> bool:
 # --- several rows
 
 
-def settle_ended(lane: Lane, batch: Batch) -> None:
-    """Settle the rows whose handlers have ended, those with the same flip in one statement."""
-    open_rows = _open_rows(batch)
-    if len(open_rows) > 1:
+def settle_ended(lane: Lane, batch: Batch) -> bool:
+    """Settle the rows whose handlers have ended, those with the same flip in one statement.
+
+    Rows that could not be settled are tried again when it is time. Returns whether all are settled.
+    """
+    if len(batch.ended) > 1 and len(open_rows := _open_rows(batch)) > 1:
         _settle_together(lane, batch, open_rows)
-    for place in open_rows:
-        if not batch.ended[place][0].marked.is_settled:
+    is_over, now = True, time.monotonic()
+    for place, (held, _) in enumerate(batch.ended):
+        marked = held.marked
+        if not marked.is_settled and marked.try_again <= now:
             settle_row(lane, batch, place)
+        is_over = is_over and marked.is_settled
+    return is_over
 
 
 def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
@@ -638,18 +644,6 @@ def _with_flips(lane: Lane, batch: Batch, places: Sequence[int]) -> list[Held]:
 
 
 # --- the end of a batch
-
-
-def go_on(lane: Lane, batch: Batch) -> bool:
-    """Try the rows again that could not be settled; return whether all of them are settled."""
-    now = time.monotonic()
-    is_over = True
-    for place, (held, _) in enumerate(batch.ended):
-        marked = held.marked
-        if not marked.is_settled and marked.try_again <= now:
-            settle_row(lane, batch, place)
-        is_over = is_over and marked.is_settled
-    return is_over
 
 
 def hurry(batch: Batch) -> None:

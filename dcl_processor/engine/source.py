@@ -14,7 +14,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.execution.calls import each_beside
 from dcl_processor.locking.wanted import Wanted, spare
 
-from .settlement import Batch
+from .settlement import Batch, Missed
 
 if TYPE_CHECKING:
     from .run import Run
@@ -182,13 +182,13 @@ class Source:
             self._got += got
             return
         with self._lock:
-            known = {held.pk for held in claimed.rows}.union(claimed.absent, claimed.stale)
-            self._absent += claimed.absent
-            self._run.counters.counts["stale"] += len(claimed.stale)
-            self._put_back([pk for pk in batch.wanted.pks if pk not in known])
-            self._in_flight.difference_update(claimed.absent, claimed.stale)
-            missed = len(claimed.absent) + len(claimed.stale)
-            self._note_company(got, missed)
+            known, missed = {held.pk for held in claimed.rows}, claimed.missed
+            absent = [pk for pk, why in missed.items() if why is Missed.ABSENT]
+            self._absent += absent
+            self._run.counters.counts["stale"] += len(missed) - len(absent)
+            self._put_back([pk for pk in batch.wanted.pks if pk not in known and pk not in missed])
+            self._in_flight.difference_update(missed)
+            self._note_company(got, len(missed))
             self._lock.notify_all()
 
     def _note_company(self, got: int, missed: int) -> None:

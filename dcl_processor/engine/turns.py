@@ -7,8 +7,8 @@ the rows holds up no other.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from dcl_processor.candidates import groups as reads
@@ -22,26 +22,25 @@ MOST_KEPT = 10_000
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A key in line.
+    """A key, and how far the run has come with it.
 
-    ``waiting``: its next rows; ``behind``: rows that were read together with these, and come after
+    ``alone``: its next rows, each of which is handled alone; ``waiting``: those that come after
     them. ``left``: rows that the run may still take of it; ``None``: not counted yet. ``tried``:
     rows that were handled and may still be pending; at ``forget_at`` rows, a query finds those that
-    are no longer pending, and they are removed; ``missed``: those that another session has locked;
-    ``alone``: those that are to be handled alone. ``in_flight``: batches; ``is_in_line``: or among
-    the next ones. ``is_old``: ``waiting`` is to be checked; ``may_be_busy``: so is whether missed
-    rows are locked. ``size``: rows that are read at once in order. ``suspects``: rows that may kill
-    the process; ``is_last``: all others were handled.
+    are no longer pending, and they are removed; ``missed``: those that another session has locked.
+    ``in_flight``: batches; ``is_in_line``: or among the next ones. ``is_old``: ``waiting`` is to be
+    checked; ``may_be_busy``: so is whether missed rows are locked. ``size``: rows that are read at
+    once in order. ``suspects``: rows that may kill the process; ``is_last``: all others were
+    handled.
     """
 
     key: Key
+    alone: deque[Any] = field(default_factory=deque)
     waiting: deque[Any] = field(default_factory=deque)
-    behind: deque[Any] = field(default_factory=deque)
     left: int | None = None
     tried: set[Any] = field(default_factory=set)
     forget_at: int = 2 * reads.ROWS
     missed: set[Any] = field(default_factory=set)
-    alone: set[Any] = field(default_factory=set)
     in_flight: int = 0
     is_in_line: bool = False
     is_old: bool = False
@@ -50,62 +49,56 @@ class Turn:
     suspects: set[Any] = field(default_factory=set)
     is_last: bool = False
 
+    @property
+    def next_rows(self) -> deque[Any]:
+        """The rows that were read, as far as they may be in one batch."""
+        return self.alone or self.waiting
+
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """The candidates of one key in a batch; ``has_left``: the key is in line before their end."""
+
+    turn: Turn
+    pks: Sequence[Any]
+    has_left: bool = False
+
 
 class Turns:
-    """Keeps track of the keys of a run: in line, in flight, busy, and held.
+    """Keeps track of the keys of a run: in line, busy, and held.
 
     ``line``: the keys to visit, the next one first; ``ready``: those whose next rows were read.
-    ``busy``: those that are visited again later,
-    by their values; ``held``: those that are left to the next run. ``highest``: the last row when
-    the run began, if rows that arrived later are not to be handled alone.
+    ``busy``: those that are visited again later, by their values; ``held``: those that are left to
+    the next run. ``highest``: the last row when the run began, if rows that arrived later are not
+    to be handled alone.
     """
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self.line: deque[Turn] = deque()
         self.ready: deque[Turn] = deque()
-        #: Every key that is in line or in flight, by its value.
-        self._turns: dict[Any, Turn] = {}
         self.busy: dict[Any, Turn] = {}
         self.held: dict[Any, Turn] = {}
         self.highest: Any = None
 
-    @property
-    def are_in_flight(self) -> bool:
-        """Whether there are keys besides those in line: they have batches in flight."""
-        return bool(self._turns)
+    def join(self, turn: Turn, *, at_once: bool = False) -> None:
+        """Put a key at the end of the line, unless it is in line.
 
-    def of_value(self, value: Any) -> Turn | None:
-        """Return the turn of a key that is in line or in flight."""
-        return self._turns.get(value)
-
-    def join(self, turn: Turn) -> None:
-        """Put a key at the end of the line, unless it is in line."""
-        self._turns[turn.key.value] = turn
-        if not turn.is_in_line:
-            turn.is_in_line = True
-            self.line.append(turn)
+        ``at_once``: it is ready if there is nothing to read, and no other key comes first.
+        """
+        if turn.is_in_line:
+            return
+        turn.is_in_line = True
+        is_ready = at_once and turn.next_rows and not turn.is_old and not self.line
+        (self.ready if is_ready else self.line).append(turn)
 
     def join_busy(self) -> None:
         """Put the busy keys in line again; their rows are read again."""
         turns, self.busy = list(self.busy.values()), {}
         for turn in turns:
             turn.missed.clear()
-            turn.behind.clear()
             self._read_again(turn)
             self.join(turn)
-
-    def end(self, turn: Turn) -> None:
-        """Forget a key without rows."""
-        self._turns.pop(turn.key.value, None)
-
-    def clear(self) -> None:
-        """Forget the keys in line and in flight."""
-        for turn in (*self.line, *self.ready):
-            turn.is_in_line = False
-        self.line.clear()
-        self.ready.clear()
-        self._turns.clear()
 
     def busy_later(self, turn: Turn) -> None:
         """Visit a key again when the others had their turns."""
@@ -122,8 +115,6 @@ class Turns:
         if turn.is_in_line:
             turn.is_in_line = False
             (self.line if turn in self.line else self.ready).remove(turn)
-        if not turn.in_flight:
-            self._turns.pop(turn.key.value, None)
         if len(where) < MOST_KEPT:
             where[turn.key.value] = turn
 
@@ -134,11 +125,7 @@ class Turns:
         if turn.is_old:
             turn.is_old = False
             self._check_waiting(question, turn)
-        if not turn.waiting:
-            size = min(reads.ROWS, len(turn.behind))
-            # A new deque, because each one is searched for suspects once.
-            turn.waiting = deque(turn.behind.popleft() for _ in range(size))
-        return bool(turn.waiting) or self._read_rows(question, turn)
+        return bool(turn.next_rows) or self._read_rows(question, turn)
 
     def _check_waiting(self, question: Question[Any], turn: Turn) -> None:
         """Drop the rows in line that other workers have finished; in order, read all of them again.
@@ -149,7 +136,9 @@ class Turns:
         if self._groups.in_order or self._groups.whole:
             self._read_again(turn)
         else:
-            turn.waiting = deque(scan.still_pending(question, turn.waiting))
+            # Those behind them are checked when they are claimed.
+            some = [turn.waiting.popleft() for _ in range(min(reads.ROWS, len(turn.waiting)))]
+            turn.waiting.extendleft(reversed(scan.still_pending(question, some)))
 
     def _read_again(self, turn: Turn) -> None:
         turn.waiting.clear()
@@ -173,9 +162,7 @@ class Turns:
             return False
         free = self._in_order(turn, found) if self._groups.in_order else found
         seen = turn.tried | turn.missed
-        rows = (each.pk for each in free if each.pk not in seen)
-        turn.waiting = deque(rows if whole else islice(rows, reads.ROWS))
-        turn.behind = deque(rows)
+        turn.waiting = deque(each.pk for each in free if each.pk not in seen)
         if not turn.waiting and any(each.pk in turn.missed for each in found):
             self.busy_later(turn)
         return bool(turn.waiting)

@@ -102,6 +102,8 @@ class Leftover:
 
     def keep(self) -> None:
         """Take back what a handler has set that decides what its session sees, or may write."""
+        # Race: flip without work. Where the session sees the table of another tenant, the next
+        # statement would write to a row of the same key that was not handled.
         connection, sees = self._connection, self._sees
         if sees.shared is not None:
             sees.shared.keep(connection)

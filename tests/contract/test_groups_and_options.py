@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Lease, Report, batch_processor
 from dcl_processor.engine import key_claim
-from dcl_processor.engine import marking as marking_of_rows
 from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.settlement.rehearsal import Rehearsal
@@ -65,7 +64,6 @@ def after_the_look(patch: pytest.MonkeyPatch, act: Callable[[Any], object]) -> N
         return turn
 
     patch.setattr(key_claim, "take_turn", take_turn)
-    patch.setattr(marking_of_rows, "take_turn", take_turn)
 
 
 @pytest.mark.parametrize("is_verified", [False, True])

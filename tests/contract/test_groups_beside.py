@@ -15,7 +15,7 @@ from django.utils import timezone
 from dcl_processor.definition.groups import Key, groups_of
 from dcl_processor.engine import key_claim
 from dcl_processor.engine.key_source import KeySource
-from dcl_processor.engine.settlement import Batch, Busy
+from dcl_processor.engine.settlement import Batch, Missed
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
 from dcl_processor.locking import key_lock
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
@@ -55,20 +55,20 @@ if HAS_ROW_LOCKS:
         take_turn, end = key_claim.take_turn, KeySource.end
 
         def turn(*arguments: Any) -> Any:
-            found = take_turn(*arguments)
-            if next(claims) > 0 and found.pks:
+            pks, missed = take_turn(*arguments)
+            if next(claims) > 0 and pks:
                 wait(met)
-            if Busy.LOCKED in found.busy.values():
+            if Missed.LOCKED in missed.values():
                 met.set()
                 wait(is_left)
-            return found
+            return pks, missed
 
         def note(source: KeySource, batch: Batch, *arguments: Any) -> None:
             end(source, batch, *arguments)
             if batch.rows and next(ends) == 5:
                 is_left.set()
 
-        monkeypatch.setattr("dcl_processor.engine.marking.take_turn", turn)
+        monkeypatch.setattr(key_claim, "take_turn", turn)
         monkeypatch.setattr(KeySource, "end", note)
         run = grouped(delivery, ignore, max_per_group=2)
         assert_run(run(concurrency=2, wait_for_locked=0), processed=6)

@@ -17,7 +17,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Lease, Snooze
 from dcl_processor.engine import recovery
-from dcl_processor.engine.settlement import Claimed
+from dcl_processor.engine.settlement import Claimed, Missed
 from dcl_processor.exceptions import HandlerTimeout, InsideTransaction, InvalidOption, Unsupported
 from dcl_processor.execution import calls, time_limit
 from dcl_processor.interrupts import HandlerCancelled
@@ -531,7 +531,7 @@ def test_an_attempt_is_counted_when_the_server_has_released_the_row(
     def late(*arguments: Any) -> Any:
         tries.append(len(tries))
         found = claim(*arguments)
-        return Claimed([], absent=[row.pk]) if len(tries) == 1 else found
+        return Claimed([], {row.pk: Missed.ABSENT}) if len(tries) == 1 else found
 
     monkeypatch.setattr(recovery, "claim", late)
     run = the.transactional(lambda _: hang(), handler_timeout=SOON, retry=the.retry())

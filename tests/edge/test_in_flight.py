@@ -20,7 +20,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.candidates import groups, scan
+from dcl_processor.candidates import scan
 from dcl_processor.runner import in_flight
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import at_gate, processors, started
@@ -166,28 +166,6 @@ def test_suspects_of_several_keys_come_after_the_other_keys(folder: Path) -> Non
     assert_run(processor(timeout=PATIENCE), processed=8)
     # A run begins with any of the keys, and goes round: no start gives this order.
     assert calls == [*rows[6:], *rows[:2], *rows[4:6], *rows[2:4]]
-
-
-@pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there")
-def test_a_suspect_among_the_later_rows_of_one_read_of_a_key_comes_last(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a failure as many rows more are read, which wait behind the next ones."""
-    monkeypatch.setattr(groups, "ROWS", 2)
-    rows = parcels(*[""] * 6)
-    Parcel.objects.exclude(pk=rows[5]).update(weight=1)
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-        if row.pk == rows[0]:
-            raise ValueError
-
-    processor = deliver(handle, group_by="weight")
-    left_by_the_dead(rows[4], processor=processor)
-    assert_run(processor(), processed=5, failed=1)
-    # Rows without a key come after the keys.
-    assert calls == [*rows[:4], rows[5], rows[4]]
 
 
 def test_suspects_are_left_out_of_the_windows_that_follow(
