@@ -23,6 +23,7 @@ from dcl_processor.database.contention import (
     is_database_error,
     is_refused_statement,
 )
+from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import (
@@ -36,7 +37,7 @@ from dcl_processor.execution.handler import (
     as_exception,
 )
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.locking.row_locks import lock_timeout, settlement_transaction
+from dcl_processor.locking.row_locks import settlement_transaction
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.outcome_values import UNWRITABLE, invalid_done
 from dcl_processor.settlement.writing import Expected
