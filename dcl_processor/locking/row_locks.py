@@ -11,17 +11,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.database.contention import is_contention
 from dcl_processor.database.time_limit import lock_timeout
 
 from .isolation import ReadCommitted
 
-#: Times that a writer releases the parts that it has because another one is locked; then it waits.
+#: Times that an action releases the rows that it has because others are locked; then it waits.
 MOST_TURNS = 10
 
 
@@ -157,13 +156,6 @@ def settling(
         yield
 
 
-class _PartLockedError(Exception):
-    """Another session has the rows' part in this table."""
-
-    def __init__(self, table: type[Model]) -> None:
-        self.table = table
-
-
 @contextmanager
 def locked_parts(
     question: Question[Any],
@@ -172,24 +164,15 @@ def locked_parts(
     *,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Open a transaction that has the rows' parts in these tables locked.
+    """Open a transaction that has the rows' parts in these tables locked, in the order given.
 
-    It waits for a part of a row only while it has no other part: if a further part is locked, the
-    transaction is rolled back, and begins again with that part. So it is in no deadlock with a
-    session that locks the parts of the row in another order, by ``save()`` or by a join. After
-    ``MOST_TURNS`` such turns it waits for all parts. ``seconds``: the limit of each wait.
+    ``seconds``: the limit of each wait.
     """
-    using, order = question.using, [*tables]
-    for is_last in (*[False] * MOST_TURNS, True):
-        try:
-            limit = nullcontext() if seconds is None else lock_timeout(using, seconds)
-            with settlement_transaction(using), limit:
-                _lock_parts(question, order, pks, waits=is_last)
-                yield
-                return
-        except _PartLockedError as locked:
-            order.remove(locked.table)
-            order.insert(0, locked.table)
+    limit = nullcontext() if seconds is None else lock_timeout(question.using, seconds)
+    with settlement_transaction(question.using), limit:
+        for table in tables:
+            lock_rows(question, table, pks)
+        yield
 
 
 @contextmanager
@@ -236,34 +219,15 @@ def _lock_all_free(
     return []
 
 
-def _lock_parts(
-    question: Question[Any], order: Sequence[type[Model]], pks: Sequence[Any], *, waits: bool
-) -> None:
-    has_nowait = connections[question.using].features.has_select_for_update_nowait
-    for place, table in enumerate(order):
-        nowait = place > 0 and has_nowait and not waits
-        try:
-            lock_rows(question, table, pks, nowait=nowait)
-        except OperationalError as error:
-            if nowait and is_contention(error):
-                raise _PartLockedError(table) from error
-            raise
-
-
 def settlement_transaction(using: str) -> AbstractContextManager[None]:
     """Open a transaction at READ COMMITTED, or a savepoint if a transaction is open."""
     inside = connections[using].in_atomic_block
     return transaction.atomic(using=using) if inside else ReadCommitted(using)
 
 
-def lock_rows(
-    question: Question[Any], table: type[Model], pks: Sequence[Any], *, nowait: bool = False
-) -> None:
-    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them.
-
-    ``nowait``: raise ``OperationalError`` instead.
-    """
+def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> None:
+    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them."""
     if not connections[question.using].features.has_select_for_update:
         lock_database(question)
         return
-    _lock(question, table, parts_of(question, table, pks).values(), nowait=nowait)
+    _lock(question, table, parts_of(question, table, pks).values())
