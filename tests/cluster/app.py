@@ -29,22 +29,6 @@ app.conf.broker_connection_retry_on_startup = True
 app.conf.broker_url = app.conf.result_backend = os.environ.get("REDIS_URL", "memory://")
 
 
-@app.task(name="cluster.one")  # type: ignore[untyped-decorator]  # celery ships no types
-def one(pk: int) -> None:
-    """Handle one row, as a task for each does: what a run is measured against."""
-    from django.db import transaction
-
-    from tests.cluster.processors import act
-    from tests.models import Errand
-
-    with transaction.atomic():
-        row = Errand.objects.select_for_update().get(pk=pk)
-        if not row.done:
-            act(row)
-            row.done = True
-            row.save(update_fields=["done"])
-
-
 def note_run(report: Report, **_: Any) -> None:
     """Add a line to the file in the variable RUNS."""
     with Path(os.environ["RUNS"]).open("a") as file:

@@ -32,8 +32,6 @@ from tests.shares import selected_by
 from tests.waiting import PATIENCE
 
 PASSED, FAILED, HUNG = 0, 1, -1  # of pytest's other exit codes none is an answer
-#: What is tried without a fault together: such a run starts once for all of them.
-TOGETHER = 40
 LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "_build")
 
 Place = tuple[Path, dict[str, str]]
@@ -88,41 +86,14 @@ def ends(tests: str, on: str, place: Place, *, patience: float) -> tuple[int, st
     return process.returncode, said
 
 
-def passing(some: tuple[list[str], str], places: SimpleQueue[Place]) -> set[tuple[str, str]]:
-    """Run the tests together, without a fault; if one does not pass, none counts as known to."""
-    (tests, on), place = some, places.get()
-    try:
-        code, _ = ends(" ".join(tests), on, place, patience=4 * PATIENCE + 10 * len(tests))
-    finally:
-        places.put(place)
-    return {(each, on) for each in tests if code == PASSED}
-
-
-def together(tried: Sequence[Mutant]) -> Iterator[tuple[list[str], str]]:
-    """Yield the tests that may run beside each other in one process, and their database."""
-    for on in sorted({each.on for each in tried}):
-        # What selects among tests would select among all of them.
-        its = sorted({each.tests for each in tried if each.on == on and " -k" not in each.tests})
-        for first in range(0, len(its), TOGETHER):
-            yield its[first : first + TOGETHER], on
-
-
-def judged(
-    mutant: Mutant, places: SimpleQueue[Place], sound: set[tuple[str, str]], patience: float
-) -> str:
-    """Return what is wrong with the mutant: nothing, if it was killed.
-
-    ``sound``: the tests that are known to pass without a fault, and their databases.
-    """
+def judged(mutant: Mutant, places: SimpleQueue[Place], patience: float) -> str:
+    """Return what is wrong with the mutant: nothing, if it was killed."""
     place, began = places.get(), time.monotonic()
-    code, said = PASSED, ""
     try:
-        if (mutant.tests, mutant.on) not in sound:
-            code, said = ends(mutant.tests, mutant.on, place, patience=4 * PATIENCE)
+        code, said = ends(mutant.tests, mutant.on, place, patience=4 * PATIENCE)
         if code != PASSED:
             complaint = f"its tests do not pass without it (exit code {code})"
         else:
-            sound.add((mutant.tests, mutant.on))
             before = mutant.applied(place[0])
             code, said = ends(mutant.tests, mutant.on, place, patience=patience)
             (place[0] / mutant.path).write_text(before)
@@ -150,18 +121,14 @@ def main(arguments: Sequence[str]) -> int:
     listed = list(mutants())
     stale = [f"stale mutant, {wrong}: {each}" for each in listed if (wrong := each.stale())]
     print(*stale, sep="\n")
-    sound = [each for each in listed if not each.equivalent and not each.stale()]
-    tried = [each for each in sound if options.only in str(each)]
+    tried = [each for each in listed if not each.stale() and options.only in str(each)]
     if options.sample:
         print(f"{options.sample} of {len(tried)} mutants, --seed {options.seed}", flush=True)
         dice = random.Random(options.seed)  # noqa: S311  # no secret
         tried = dice.sample(tried, min(options.sample, len(tried)))
     kinds = {each.on for each in tried}
     with workers(options.jobs, kinds) as places, ThreadPoolExecutor(options.jobs) as pool:
-        known = pool.map(partial(passing, places=places), together(tried))
-        passed = set[tuple[str, str]]().union(*known)
-        print(f"{len(passed)} sets of tests pass without a fault", flush=True)
-        judge = partial(judged, places=places, sound=passed, patience=options.patience)
+        judge = partial(judged, places=places, patience=options.patience)
         complaints = list(pool.map(judge, tried))
     alive = [(each, why) for each, why in zip(tried, complaints, strict=True) if why]
     print(f"\n{len(tried)} mutants, {len(tried) - len(alive)} killed, {len(stale)} stale")

@@ -22,17 +22,15 @@ class Mutant:
     """A fault in one file: ``put`` in the place of ``find``.
 
     ``tests``: what pytest is to run, as on its command line; ``on``: the database. ``hangs``: the
-    fault may keep a test from ending, and a test that does not end finds it. ``equivalent``: the
-    reason why no test can find it; such a mutant is not run, and its text has to be there as well.
+    fault may keep a test from ending, and a test that does not end finds it.
     """
 
     file: str
     find: str
     put: str
-    tests: str = ""
+    tests: str
     on: str = "postgresql"
     hangs: bool = False
-    equivalent: str = ""
 
     def __str__(self) -> str:
         before, after = (" ⏎ ".join(each.split("\n")) for each in (self.find, self.put))
@@ -53,8 +51,6 @@ class Mutant:
             compile(text.replace(self.find, self.put), self.file, "exec")
         except SyntaxError as error:
             return f"expected Python, got {error}"
-        if bool(self.tests) == bool(self.equivalent):
-            return "expected tests, or the reason why there are none"
         if gone := [each for each in self._named_tests() if not _is_there(each)]:
             return f"expected tests that are there, got {', '.join(gone)}"
         return ""

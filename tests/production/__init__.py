@@ -1,1 +1,1 @@
-"""The figures and the facts behind the page "Going to production"."""
+"""The facts behind the page "Going to production"."""

@@ -19,8 +19,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected
 from tests.edge.manage import CHECKOUT
 from tests.models import Errand
-from tests.ported.workers import renewed
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 PAGE = CHECKOUT / "docs" / "howto" / "run.md"
 UNIT = re.compile(r"```ini\n# /etc/systemd/system/(\S+)\n(.*?)```", re.DOTALL)
@@ -115,6 +114,10 @@ def test_the_sessions_of_one_worker_are_those_on_the_page() -> None:
         with connections["other"].cursor() as cursor:
             cursor.execute(SESSIONS)
             seen.append(cursor.fetchone()[0])
+
+    def renewed(row: Errand) -> None:
+        same = Errand.objects.filter(pk=row.pk, leased_until=row.leased_until)
+        until(lambda: not same.exists(), "the lease to be renewed", pause=0.05)
 
     def handle(row: Errand) -> None:
         if row.leased_until is not None:
