@@ -16,7 +16,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry
 from dcl_processor.exceptions import TransactionLeftOpen
-from dcl_processor.execution.leftover import SharedSessions
+from dcl_processor.execution.leftover import Leftover
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute
@@ -206,14 +206,14 @@ if connection.features.has_select_for_update:
     def test_no_row_passes_between_the_rollback_and_its_note(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        end = SharedSessions._end_here
+        end = Leftover.end
 
-        def end_late(sessions: SharedSessions, under_way: Any) -> None:
-            end(sessions, [])
-            time.sleep(0.2)
-            sessions._lost.update([*under_way])
+        def end_slowly(leftover: Leftover) -> bool:
+            if ended := end(leftover):
+                time.sleep(0.2)
+            return ended
 
-        monkeypatch.setattr(SharedSessions, "_end_here", end_late)
+        monkeypatch.setattr(Leftover, "end", end_slowly)
         the.errands(4)
         shared = Shared()
 
