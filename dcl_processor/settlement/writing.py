@@ -9,13 +9,14 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import key_of_value
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
+from dcl_processor.database.contention import is_contention
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
 from dcl_processor.locking.row_locks import lock_free, parts_of, settling, written_parts
 from dcl_processor.values import Values, constants_of, resolve
@@ -293,7 +294,12 @@ def compare_and_set_free(
     """Do the same for the rows that no other session has locked, in a transaction."""
     if len(pks) == 1 and (alone := statement_if_free(question, pks[0], expected, values)):
         with connections[question.using].cursor() as cursor:
-            cursor.execute(*alone)
+            try:
+                cursor.execute(*alone)
+            except OperationalError as error:
+                if is_contention(error):
+                    return 0  # MariaDB refuses a row that is locked
+                raise
             written: int = cursor.rowcount
         return written
     rows, tables = question.table, written_parts(question.model, {*expected, *values})
