@@ -17,15 +17,10 @@ from dcl_processor import steady as time
 from .candidates.question import Question
 from .candidates.scan import WINDOW
 from .database.contention import is_about_rows, is_contention
+from .database.time_limit import lock_timeout
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
-from .locking.row_locks import (
-    lock_free,
-    lock_timeout,
-    locked_rows,
-    settlement_transaction,
-    written_parts,
-)
+from .locking.row_locks import lock_free, locked_rows, settlement_transaction, written_parts
 from .operator_choice import Chosen, digest, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve

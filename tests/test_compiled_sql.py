@@ -21,7 +21,7 @@ from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.settlement import writing
-from dcl_processor.settlement.grouping import group
+from dcl_processor.settlement.writing import group
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 

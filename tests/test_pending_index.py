@@ -31,37 +31,32 @@ def suggested(rows: QuerySet[Any], **options: Any) -> Index | None:
     return pending_index.pending_index(question(rows), **options)
 
 
-def condition(rows: QuerySet[Any]) -> str:
-    index = suggested(rows)
-    if index is None or index.condition is None:
-        return ""
-    return pending_index._code(index.condition)
-
-
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("asked", "condition"),
     [
-        (Q(sent=False), "Q(sent=False)"),
-        (Q(sent_at=None), "Q(sent_at__isnull=True)"),
-        (Q(sent=False, weight__gt=5), "Q(sent=False, weight__gt=5)"),
-        (Q(priority__in=[2, 1]), "Q(priority__in=[2, 1])"),
-        (Q(weight__range=(9, 10)), "Q(weight__range=[9, 10])"),
-        (Q(sent=False) | Q(tries=0), "Q(sent=False) | Q(tries=0)"),
-        (Q(tries=0) & (Q(sent=False) | Q(weight=5)), "Q(tries=0) & (Q(sent=False) | Q(weight=5))"),
-        (~Q(note=""), '~Q(note="")'),
-        (~Q(weight=5), "~Q(weight=5)"),
-        (~Q(sent=True, tries=0), "~Q(sent=True, tries=0)"),
-        (~(Q(sent=True) | Q(tries=0)), "~(Q(sent=True) | Q(tries=0))"),
-        (Q(note='say "é"\n'), 'Q(note="say \\"é\\"\\n")'),
-        (Q(tries__lt=F("priority")), 'Q(tries__lt=F("priority"))'),
-        (Q(sent=Value(False)), "Q(sent=False)"),
-        (Q(depot=3), "Q(depot=3)"),
-        (Q(note__startswith="a"), 'Q(note__startswith="a")'),
+        (Q(sent=Value(False)), Q(sent=False)),
+        (Q(sent_at=None), Q(sent_at__isnull=True)),
+        (Q(weight__range=(9, 10)), Q(weight__range=[9, 10])),
+        *(
+            (asked, asked)
+            for asked in (
+                Q(sent=False, weight__gt=5),
+                Q(priority__in=[2, 1]),
+                Q(sent=False) | Q(tries=0),
+                Q(tries=0) & (Q(sent=False) | Q(weight=5)),
+                ~Q(sent=True, tries=0),
+                ~(Q(sent=True) | Q(tries=0)),
+                Q(tries__lt=F("priority")),
+                Q(note__startswith="a"),
+            )
+        ),
     ],
     ids=str,
 )
-def test_the_condition_says_what_the_question_does(asked: Q, code: str) -> None:
-    assert condition(Parcel.objects.filter(asked)) == code
+def test_the_condition_says_what_the_question_does(asked: Q, condition: Q) -> None:
+    index = suggested(Parcel.objects.filter(asked))
+    assert index is not None
+    assert index.condition == condition
 
 
 @pytest.mark.parametrize(
@@ -76,13 +71,12 @@ def test_the_condition_says_what_the_question_does(asked: Q, code: str) -> None:
         Q(sent=False) ^ Q(tries=0),
     ],
 )
-def test_what_no_index_can_hold_is_left_out_and_named(left_out: Q) -> None:
+def test_what_no_index_can_hold_is_left_out(left_out: Q) -> None:
     """A weaker condition still follows from the question."""
     asked = question(Parcel.objects.filter(left_out, sent=False))
     index = pending_index.pending_index(asked)
     assert index is not None
     assert (index.fields, index.condition) == (["id"], Q(sent=False))
-    assert pending_index.not_indexed(asked)
 
 
 def test_a_column_that_is_compared_with_the_time_is_the_first_of_the_index() -> None:
@@ -193,7 +187,7 @@ def test_an_index_of_the_meta_is_known_whatever_its_name(monkeypatch: pytest.Mon
     index = suggested(Parcel.objects.filter(sent=False, sent_at__isnull=False))
     assert index is not None
     assert not pending_index.is_declared(index, Parcel)
-    own = Index(fields=["id"], name="own", condition=Q(sent_at__isnull=False) & Q(sent=False))
+    own = Index(fields=["id"], name="own", condition=Q(sent=False, sent_at__isnull=False))
     monkeypatch.setattr(Parcel._meta, "indexes", [own])
     assert pending_index.is_declared(index, Parcel)
     monkeypatch.setattr(Parcel._meta, "indexes", [Index(fields=["id"], name="own")])

@@ -10,9 +10,8 @@ returns; with a column of theirs in the index, every attempt and every renewal w
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -74,8 +73,7 @@ def pending_index(
     ``strict_order``: the read is in the queryset's own order, and not in that of the primary key.
     ``since``: a column whose smallest value in the pending rows the index is to show instead.
     The index is partial where the database has partial indexes. ``None``: no condition of the
-    question compares a column of this table with a constant or with the time; ``not_indexed()``
-    names these conditions. Sends no query.
+    question compares a column of this table with a constant or with the time. Sends no query.
     """
     if group is not None:
         return _index_of_keys(question, group)
@@ -109,38 +107,36 @@ def _index(model: type[Model], first: Sequence[str], condition: Q | None) -> Ind
     return Index(fields=fields, condition=condition, name=_name(model, fields, condition))
 
 
-def not_indexed(question: Question[Any]) -> list[str]:
-    """Return the columns, as "app.Model.field", of conditions that no index of the table can hold.
-
-    A condition without a column is named by its kind.
-    """
-    return list(dict.fromkeys(name for node in _split(question).rest for name in _named(node)))
-
-
 def is_declared(index: Index, model: type[Model]) -> bool:
     """Return whether the model's ``Meta`` has such an index, whatever its name."""
-    return _shape(index) in map(_shape, model._meta.indexes)
+    return any(
+        (type(each), each.fields, each.condition) == (Index, index.fields, index.condition)
+        for each in model._meta.indexes
+    )
 
 
 def source(index: Index) -> str:
-    """Return the index as Python code for a model's ``Meta.indexes``."""
-    lines = [f"fields={_literal(list(index.fields))}"]
-    if index.condition is not None:
-        lines.append(f"condition={_code(index.condition)}")
-    lines.append(f"name={_literal(index.name)}")
-    return "models.Index(\n" + "".join(f"    {line},\n" for line in lines) + ")"
+    """Return the index as Python code for a model's ``Meta.indexes``, as a migration writes it."""
+    lines = [f"    {name}={code},\n" for name, (code, _) in _serialized(index).items()]
+    return f"models.Index(\n{''.join(lines)})"
 
 
 def imports(index: Index) -> list[str]:
     """Return the import statements that the code of ``source()`` needs."""
-    needed = {"from django.db import models"}
-    for value in [] if index.condition is None else _values(index.condition):
-        needed.add("from django.db.models import Q")
-        if isinstance(value, F):
-            needed.add("from django.db.models import F")
-        else:
-            needed |= _serialized(value)[1]
-    return sorted(needed)
+    needed = {line for _, lines in _serialized(index).values() for line in lines}
+    return sorted({"from django.db import models", *needed})
+
+
+def _serialized(index: Index) -> dict[str, tuple[str, set[str]]]:
+    """Return the arguments of the index as Python code, with the imports that the code needs."""
+    from django.db.migrations.writer import MigrationWriter  # not for the start of each process
+
+    options = {"fields": index.fields, "condition": index.condition, "name": index.name}
+    return {
+        name: MigrationWriter.serialize(value)
+        for name, value in options.items()
+        if value is not None
+    }
 
 
 @dataclass(slots=True)
@@ -148,14 +144,13 @@ class _Parts:
     """The conditions of a question by what an index can do with them.
 
     ``constant``: those of a partial index, whose columns are ``equal`` to a constant, or
-    ``ranged``; ``moving``: columns that are compared with the time; ``rest``: other conditions.
+    ``ranged``; ``moving``: columns that are compared with the time.
     """
 
     constant: list[Q] = field(default_factory=list)
     equal: list[str] = field(default_factory=list)
     ranged: list[str] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
-    rest: list[Any] = field(default_factory=list)
 
     def sort(self, columns: _Columns, node: Any) -> None:
         """Add one condition."""
@@ -165,8 +160,6 @@ class _Parts:
         except _NotConstantError:
             if name is not None and columns.is_moving(node):
                 self.moving.append(name)
-            else:
-                self.rest.append(node)
             return
         if name is not None and lookup in _EQUALITIES:
             self.equal.append(name)
@@ -223,25 +216,9 @@ class _Columns:
     def _several(self, node: WhereNode) -> Q:
         if node.connector not in (AND, OR) or not node.children:
             raise _NotConstantError
-        children = list(node.children)
-        if node.negated and node.connector == AND:
-            children = self._without_null_checks(children)
         together = operator.or_ if node.connector == OR else operator.and_
-        condition = reduce(together, map(self.condition, children))
+        condition = reduce(together, map(self.condition, node.children))
         return ~condition if node.negated else condition
-
-    def _without_null_checks(self, children: Sequence[Any]) -> list[Any]:
-        """Drop the checks for NULL that Django adds to a negated comparison, here and there."""
-        compared = {
-            self.of(getattr(child, "lhs", None))
-            for child in children
-            if getattr(child, "lookup_name", "isnull") != "isnull"
-        }
-        return [child for child in children if not self._is_added(child, compared)]
-
-    def _is_added(self, child: Any, compared: set[str | None]) -> bool:
-        is_check = getattr(child, "lookup_name", None) == "isnull" and child.rhs is False
-        return is_check and self.of(child.lhs) in compared - {None}
 
     def _value(self, value: Any) -> Any:
         if name := self.of(value):
@@ -286,79 +263,6 @@ def _name(model: type[Model], fields: Sequence[str], condition: Q | None) -> str
     ending = f"_pending_{digest}"
     # A name must not begin with an underscore.
     return str(model._meta.model_name).strip("_")[: _LONGEST_NAME - len(ending)] + ending
-
-
-def _named(node: Any) -> list[str]:
-    return list(_labels(node)) or [f"a condition of the kind {type(node).__name__}"]
-
-
-def _labels(node: Any) -> Iterator[str]:
-    if isinstance(node, Col):
-        target: Any = node.target
-        yield f"{target.model._meta.label}.{target.name}"
-        return
-    children: Iterable[Any] = getattr(node, "children", None) or ()
-    if not children and hasattr(node, "get_source_expressions"):
-        children = node.get_source_expressions()
-    for child in children:
-        yield from _labels(child)
-
-
-def _shape(index: Index) -> Any:
-    condition = index.condition
-    return (type(index), tuple(index.fields), None if condition is None else _tree(condition))
-
-
-def _tree(node: Any) -> Any:
-    """Return what two conditions have in common whose parts are in another order."""
-    if not isinstance(node, Q):
-        return repr(node)
-    connector = node.connector if len(node.children) > 1 else ""
-    return connector, node.negated, frozenset(map(_tree, node.children))
-
-
-def _values(condition: Q) -> Iterator[Any]:
-    for child in condition.children:
-        if isinstance(child, Q):
-            yield from _values(child)
-        elif isinstance(child, tuple):
-            yield from child[1] if isinstance(child[1], list) else [child[1]]
-
-
-def _code(condition: Q) -> str:
-    """Return a condition as Python code."""
-    leaves = [child for child in condition.children if isinstance(child, tuple)]
-    if condition.connector == Q.AND and len(dict(leaves)) == len(condition.children):
-        text = f"Q({', '.join(f'{name}={_literal(value)}' for name, value in leaves)})"
-        return f"~{text}" if condition.negated else text
-    text = f" {'|' if condition.connector == Q.OR else '&'} ".join(map(_part, condition.children))
-    return f"~({text})" if condition.negated else text
-
-
-def _part(child: Any) -> str:
-    if isinstance(child, tuple):
-        return f"Q({child[0]}={_literal(child[1])})"
-    text = _code(child)
-    return f"({text})" if child.connector == Q.OR and not child.negated else text
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, F):
-        column: Any = value  # whose name its stubs leave out
-        return f'F("{column.name}")'
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return _serialized(value)[0]
-
-
-def _serialized(value: Any) -> tuple[str, set[str]]:
-    """Return a constant as Python code, and the import statements that the code needs."""
-    from django.db.migrations.writer import MigrationWriter  # not for the start of each process
-
-    code, needed = MigrationWriter.serialize(value)
-    return code, {*needed}
 
 
 # --- which indexes a processor needs: the command and the check suggest the same

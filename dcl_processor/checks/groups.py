@@ -9,12 +9,8 @@ from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage
-from django.core.exceptions import FieldError
 from django.db import connections
-from django.db.models import F, Q, QuerySet
-from django.db.models.expressions import OrderBy
-from django.db.models.lookups import Exact
-from django.db.models.sql.where import AND, OR, WhereNode
+from django.db.models import Q
 
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.pending_index import imports, source, suggested, time_in_flight
@@ -92,9 +88,21 @@ def _check_indexes(
     field = groups.field
     if not field.model._meta.managed:
         return
-    of = suggested(processor, question)
-    has_read = _has_index(question, field)
-    in_flight = None if _has_in_flight(processor, question, groups) else of.in_flight
+    of, time = suggested(processor, question), time_in_flight(processor, groups)
+    is_partial = connections[question.using].features.supports_partial_indexes
+    declared = [
+        each
+        for each in field.model._meta.indexes
+        if each.fields and each.fields[0].lstrip("-") in {field.name, field.attname}
+        if is_partial or each.condition is None
+    ]
+    by_time = Q(**{f"{time}__isnull": False})
+    has_read = _has_key_first(field) or any(each.condition != by_time for each in declared)
+    # The index of a foreign key is not one of the rows in flight: it has those that are done, too.
+    has_in_flight = field.unique or any(
+        each.condition == by_time or each.fields[1:2] == [time] for each in declared
+    )
+    in_flight = None if has_in_flight else of.in_flight
     indexes = [each for each in (None if has_read else of.read, in_flight) if each is not None]
     if has_read and in_flight is None:
         return
@@ -116,98 +124,16 @@ def _check_indexes(
     )
 
 
-def _has_index(question: Question[Any], field: Any) -> bool:
-    """Return whether an index of all pending rows begins with the field.
+def _has_key_first(field: Any) -> bool:
+    """Return whether a key or a unique constraint begins with the field; the order may be missing.
 
-    Whether the order comes behind it is not asked: an index of a foreign key is enough.
+    An index with a condition counts as well, whatever the condition is.
     """
     meta = field.model._meta
-    if field.db_index or field.unique or meta.pk_fields[0] == field:
-        return True
-    names = {field.name, field.attname}
-    if any(columns[0] in names for columns in meta.unique_together):
-        return True
-    found = [each for each in (*meta.indexes, *meta.constraints) if _first(each) in names]
-    conditions = [getattr(each, "condition", None) for each in found]
-    # Whether pending has each part of the condition, as it is written.
-    return any(_has_parts(each, question.unfiltered, question, field) for each in conditions)
-
-
-def _has_in_flight(processor: BatchProcessor[Any], question: Question[Any], groups: Groups) -> bool:
-    """Return whether an index has the rows of a key in flight, and few others.
-
-    The index of a foreign key does not count: it has all rows of a key, and most of them are done.
-    """
-    field, time = groups.field, time_in_flight(processor, groups)
-    if time is None or field.unique or field.model._meta.pk_fields == [field]:
-        return True
-    # What the question for these rows implies.
-    has_time = Q(**{f"{time}__isnull": False}) & Q(groups.in_flight or Q())
-    asked: QuerySet[Any] = QuerySet(question.model).filter(has_time)
-    names = {field.name, field.attname}
-    return any(
-        _first(each) in names
-        and (each.condition is not None or each.fields[1:2] == [time])
-        and _has_parts(each.condition, asked, question, field)
-        for each in field.model._meta.indexes
+    unique = [*meta.unique_together, *(each.fields for each in meta.total_unique_constraints)]
+    return (
+        field.db_index
+        or field.unique
+        or meta.pk_fields[0] == field
+        or any(columns[0] in {field.name, field.attname} for columns in unique)
     )
-
-
-def _has_parts(
-    condition: Q | None, asked: QuerySet[Any], question: Question[Any], field: Any
-) -> bool:
-    """Return whether a queryset has each part of an index's condition, as it is written."""
-    if condition is None:
-        return True
-    if not connections[question.using].features.supports_partial_indexes:
-        return False
-    try:
-        needed = QuerySet(field.model).filter(condition).query.where
-    except FieldError:
-        return False  # which the migration will report
-    return _implies(asked.query.where, needed)
-
-
-def _implies(asked: Any, needed: Any) -> bool:
-    """Return whether each part of a condition is a part of the one that is asked."""
-    parts = [*_parts(asked)]
-    return all(
-        part in parts or any(_implies_either(each, part) for each in parts)
-        for part in _parts(needed)
-    )
-
-
-def _implies_either(asked: Any, needed: Any) -> bool:
-    """Return whether each branch of an OR implies a branch of the other one."""
-    if not all(
-        isinstance(each, WhereNode) and each.connector == OR and not each.negated
-        for each in (asked, needed)
-    ):
-        return False
-    return all(any(_implies(ours, their) for their in needed.children) for ours in asked.children)
-
-
-def _parts(node: Any) -> Iterator[Any]:
-    """Yield what a condition joins by AND, and ``NOT flag`` as ``flag = false``."""
-    if not isinstance(node, WhereNode):
-        yield node
-    elif node.connector == AND and not node.negated:
-        for child in node.children:
-            yield from _parts(child)
-    else:
-        match node.children:
-            case [Exact(rhs=bool(flag)) as only] if node.negated:
-                yield Exact(only.lhs, not flag)
-            case _:
-                yield node
-
-
-def _first(index: Any) -> str | None:
-    """Return the first column of an index or of a unique constraint."""
-    names = getattr(index, "fields", ())
-    if names:
-        return str(names[0]).lstrip("-")
-    expressions = getattr(index, "expressions", ())
-    first = expressions[0] if expressions else None
-    first = first.expression if isinstance(first, OrderBy) else first
-    return getattr(first, "name", None) if isinstance(first, F) else None

@@ -1,8 +1,9 @@
-"""A time limit that the database itself enforces, for statements that only read."""
+"""Time limits that the database itself enforces: of statements that only read, and of waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -53,7 +54,12 @@ def _limited_statements(connection: Any, seconds: float) -> Iterator[None]:
             cursor.execute(f"SET LOCAL statement_timeout = {milliseconds}")
         yield
     elif connection.vendor == "mysql":
-        with _session_limit(connection, milliseconds):
+        name, value = (
+            ("max_statement_time", f"{milliseconds / 1000:.3f}")
+            if connection.mysql_is_mariadb
+            else ("max_execution_time", str(milliseconds))
+        )
+        with _session_limits(connection, {name: value}):
             yield
     elif connection.vendor == "sqlite":
         end = time.monotonic() + seconds
@@ -68,19 +74,50 @@ def _limited_statements(connection: Any, seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def _session_limit(connection: Any, milliseconds: int) -> Iterator[None]:
-    """Set the limit of MariaDB or MySQL, which has none for a transaction, and set it back."""
-    name, value = (
-        ("max_statement_time", f"{milliseconds / 1000:.3f}")
-        if connection.mysql_is_mariadb
-        else ("max_execution_time", str(milliseconds))
-    )
+def lock_timeout(using: str, seconds: float, *, waits_alone: bool = False) -> Iterator[None]:
+    """Limit the time that a block's statements, in a transaction, wait for locks.
+
+    MariaDB counts waits in whole seconds. So there each statement is limited as a whole, which
+    suits a statement for one row, unless the limit is for ``waits_alone``.
+    """
+    connection: Any = connections[using]
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {bounded(seconds)}")
+    elif connection.vendor == "mysql":
+        if connection.mysql_is_mariadb and not waits_alone:
+            limits = {"max_statement_time": f"{bounded(seconds) / 1000:.3f}"}
+        else:
+            # Of rows, and of tables, which a LOCK TABLES or a migration has. Whole seconds only,
+            # and on MySQL at least one.
+            whole = f"{math.ceil(seconds)}"
+            limits = {"innodb_lock_wait_timeout": whole, "lock_wait_timeout": whole}
+        with _session_limits(connection, limits):
+            yield
+        return
+    yield
+
+
+@contextmanager
+def _session_limits(connection: Any, limits: Mapping[str, str]) -> Iterator[None]:
+    """Set limits of MariaDB or MySQL, which has none for a transaction, and set them back.
+
+    Also in a transaction that an error has marked for a rollback, in which Django sends nothing.
+    """
+    # The session's own values may be other ones than the server's defaults.
+    kept = [f"@dcl_{name} = @@SESSION.{name}" for name in limits]
+    limited = [f"SESSION {name} = {value}" for name, value in limits.items()]
+    restored = [f"SESSION {name} = @dcl_{name}" for name in limits]
     with connection.cursor() as cursor:
-        # The session's own value may be another one than the server's default.
-        cursor.execute(f"SET @dcl_{name} = @@SESSION.{name}, SESSION {name} = {value}")
+        cursor.execute(f"SET {', '.join(kept + limited)}")
     try:
         yield
     finally:
-        # A session that is lost has no limit to set back.
-        with suppress(Error), connection.cursor() as cursor:
-            cursor.execute(f"SET SESSION {name} = @dcl_{name}")
+        is_marked = connection.needs_rollback
+        connection.needs_rollback = False
+        try:
+            # A session that is lost has no limit to set back; the block's own error is raised.
+            with suppress(Error), connection.cursor() as cursor:
+                cursor.execute(f"SET {', '.join(restored)}")
+        finally:
+            connection.needs_rollback = is_marked

@@ -22,10 +22,10 @@ HOOKS = (
 #: Parameters of one run, which belong in its call.
 PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
 
-#: Up to this many letters, one letter more, less or moved makes another word, not a misspelling.
-SHORT = 5
+#: How alike a name and the one that was meant are, by difflib's ratio.
+LEAST_ALIKE = 0.87
 
-#: From this many letters on, a name of several words is compared as a whole.
+#: Letters of the longest name of which a typing error may make the name of a helper.
 LONG = 8
 
 
@@ -55,7 +55,9 @@ def check_class(cls: type, options: Collection[str]) -> None:
         if own or any(hasattr(base, name) for base in cls.__mro__[1:]):
             continue
         is_code = callable(value) or hasattr(value, "__get__")
-        meant = _meant(name, HOOKS if is_code else (*options, *HOOKS))
+        # A helper may well have a name that is like a short one: "get_one" is no "get_done".
+        hooks = [each for each in HOOKS if len(each) > LONG]
+        meant = _meant(name, hooks if is_code else (*options, *HOOKS))
         if meant is not None:
             raise InvalidOption(
                 f"{cls.__name__} has no option {name!r}; did you mean {meant!r}? If {name!r} is "
@@ -72,38 +74,8 @@ def _allowed(cls: type, options: Collection[str]) -> list[str]:
 
 
 def _meant(name: str, known: Iterable[str]) -> str | None:
-    return next((each for each in known if _is_slip(name, each)), None)
-
-
-def _is_slip(name: str, meant: str) -> bool:
-    """Return whether the name is the meant one with a typing error in it."""
-    words, others = name.split("_"), meant.split("_")
-    if len(words) == len(others):
-        differing = [pair for pair in zip(words, others, strict=True) if pair[0] != pair[1]]
-        if len(differing) == 1 and _is_slip_in_word(*differing[0]):
-            return True
-    one, other = "".join(words).lower(), "".join(others)
-    if one == other:
-        return True
-    return len(other) >= LONG and not other.startswith(one) and _is_slip_in_word(one, other)
-
-
-def _is_slip_in_word(word: str, meant: str) -> bool:
-    word = word.lower()
-    if word == meant:
-        return True
-    # Not typing errors: "names" for "name", "processed" for "process", and "entry" for "retry".
-    if word.startswith(meant) or not word or word[0] != meant[0]:
-        return False
-    if word in _one_letter_more_or_less(meant) or sorted(word) == sorted(meant):
-        return True
-    if len(meant) <= SHORT:
-        return False
-    return difflib.SequenceMatcher(None, word, meant).ratio() >= 0.85
-
-
-def _one_letter_more_or_less(word: str) -> Collection[str]:
-    less = {word[:place] + word[place + 1 :] for place in range(len(word))}
-    # Only doubled letters, as typing errors are: any other letter may make another word.
-    more = {word[:place] + letter + word[place:] for place, letter in enumerate(word)}
-    return less | more
+    """Return which known name this is with a typing error; "names", "entry" are other words."""
+    spelled = name.lower()
+    alike = [each for each in known if spelled == each or not spelled.startswith(each)]
+    close = difflib.get_close_matches(spelled, alike, n=1, cutoff=LEAST_ALIKE)
+    return next((each for each in close if each[0] == spelled[0]), None)

@@ -19,7 +19,7 @@ from dcl_processor.database.contention import (
 from dcl_processor.exceptions import AttemptsUsedUp, TransactionLost
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.settlement import grouping, outcome_values, writing
+from dcl_processor.settlement import outcome_values, writing
 from dcl_processor.values import Values, resolve
 
 from .settlement import COMMIT, ROLLBACK, Batch, Held, Settlement, Statement
@@ -99,39 +99,9 @@ def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> 
     if handled and (lane.fixed_flip is not None or len(handled) == 1):
         values = lane.fixed_flip or flip_of(lane, *handled[0])
         return [(values, [held.pk for held, _ in handled])]
-    groups = grouping.group(
+    return writing.group(
         {h.pk: outcome_values.flip(processor, h.row, result) for h, result in handled}
     )
-    if lane.run.has_rules or lane.run.joins_rows is False:
-        return groups
-    merged = grouping.merge(groups, question)
-    if len(merged) < len(groups) and lane.run.joins_rows is None:
-        return _tried(lane, batch, groups, merged)
-    return merged
-
-
-def _tried(lane: Lane, batch: Batch, groups: Writes, merged: Writes) -> Writes:
-    """Write rows by statements that the run has not tried yet; return what is still to be written.
-
-    The handlers have done their work, which a statement that is refused must not cost.
-    """
-    run, question, claimed = lane.run, batch.question, batch.claimed
-    assert claimed is not None
-    if lane.session.connection.needs_rollback:
-        return merged  # nothing of the transaction is kept
-    try:
-        with transaction.atomic(using=question.using):
-            for values, pks in merged:
-                writing.write(
-                    question, pks, values, lane.processor, claimed.transaction_id, is_flip=True
-                )
-    except Exception as error:
-        if not is_refused_statement(error):
-            raise
-        run.refuse_joins(error)
-        return groups
-    run.joins_rows = True
-    return []
 
 
 def _notes_of(lane: Lane, batch: Batch) -> Writes:

@@ -33,7 +33,7 @@ from dcl_processor.interrupts import LOOK
 from dcl_processor.locking.isolation import refuse_other_transactions, refuse_outer_transaction
 from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
 from dcl_processor.locking.slots import Slot
-from dcl_processor.log_fields import Running, error_fields, fields, known_as, log
+from dcl_processor.log_fields import Running, known_as
 from dcl_processor.report import Report, Stopped
 from dcl_processor.runner import limits
 from dcl_processor.runner.counters import Counters, attach_report, log_end
@@ -112,8 +112,6 @@ class Run:
         self._most_pending = processor.max_pending if limit is None else None
         #: What a trial of the flips on the run's first row has shown; ``None``: not yet tried.
         self.rehearsal: Rehearsal | None = None
-        #: Whether one statement writes rows with values of their own; ``None``: not yet tried.
-        self.joins_rows: bool | None = None
         #: Whether flips may go with the next claim: nothing is to be looked at afterwards.
         self.flips_may_wait = False
         #: The values with which a claim's constants are read back.
@@ -384,19 +382,6 @@ class Run:
         self.rehearsal = rehearsal
         if rehearsal.has_policies and self.shared is None:
             self.share()
-
-    def refuse_joins(self, error: Exception) -> None:
-        """Write each row by a statement of its own from now on, because the database wants that."""
-        if self.joins_rows is False:
-            return
-        self.joins_rows = False
-        name = self.processor.name
-        message = (
-            "%s: expected the database to take one statement for rows with values of their own, "
-            "got an error; each row has its own statement for the rest of the run: %s"
-        )
-        extra = fields(name, **error_fields(error))
-        log(logger, logging.WARNING, message, name, error, extra=extra)
 
     def verify(self, question: Question[Any], held: Held) -> None:
         """Try the flips on the run's first row, before the first handler of any lane."""

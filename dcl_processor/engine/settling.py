@@ -16,7 +16,6 @@ from django.db import ProgrammingError, connections
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
-from dcl_processor.compiled_sql import own_values
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import (
     is_about_rows,
@@ -24,6 +23,7 @@ from dcl_processor.database.contention import (
     is_database_error,
     is_refused_statement,
 )
+from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import (
@@ -37,8 +37,8 @@ from dcl_processor.execution.handler import (
     as_exception,
 )
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.locking.row_locks import lock_timeout, settlement_transaction
-from dcl_processor.settlement import grouping, writing
+from dcl_processor.locking.row_locks import settlement_transaction
+from dcl_processor.settlement import writing
 from dcl_processor.settlement.outcome_values import UNWRITABLE, invalid_done
 from dcl_processor.settlement.writing import Expected
 from dcl_processor.values import Values, constants_of, resolve
@@ -61,6 +61,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 #: Seconds for which the settlement of a row without a lease is tried again, and that of any row
 #: when the run is to stop.
 TRY_FOR, TRY_AT_STOP = 5.0, 0.6
+
+
+#: Values, what is expected of rows, and the rows that one statement writes.
+Alike = tuple[Values, Expected, list[Held]]
 
 
 class _SomeRowsLostError(Exception):
@@ -554,20 +558,19 @@ def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
         if ends_the_run(error):
             raise
         return  # a value that cannot be compared is its row's failure, if it cannot be written
-    for values, expected, some in alike:
-        _settle_alike(lane, batch, values, expected, some)
+    if alike:
+        _settle_alike(lane, batch, alike)
 
 
-def _settle_alike(
-    lane: Lane, batch: Batch, values: Values, expected: Expected, rows: Sequence[Held]
-) -> None:
-    """Flip rows by one statement, or none of them."""
+def _settle_alike(lane: Lane, batch: Batch, alike: Sequence[Alike]) -> None:
+    """Flip rows in one transaction, or none of them."""
+    rows = [held for *_, some in alike for held in some]
     using = batch.question.using
     # Recorded before the write: if the answer is lost, the rows may still have been written.
     _may_be_written(rows, is_so=True)
     session = connections[using].connection
     try:
-        _flip_together(lane, batch, rows, values, expected)
+        _flip_together(lane, batch, alike, [held.pk for held in rows])
     except _SomeRowsLostError:
         _may_be_written(rows, is_so=False)
     except Exception as error:
@@ -575,9 +578,6 @@ def _settle_alike(
             raise
         if not is_database_error(error) or _is_answer(error, using, session):
             _may_be_written(rows, is_so=False)
-        if own_values.own_values(values) and is_refused_statement(error):
-            lane.run.refuse_joins(error)
-            return
         name = lane.processor.name
         extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
         message = "%s: settling rows one by one: %s"
@@ -592,39 +592,33 @@ def _may_be_written(rows: Sequence[Held], *, is_so: bool) -> None:
         held.marked.may_be_written = is_so
 
 
-def _flip_together(
-    lane: Lane, batch: Batch, rows: Sequence[Held], values: Values, expected: Expected
-) -> None:
-    question, pks = batch.question, [held.pk for held in rows]
+def _flip_together(lane: Lane, batch: Batch, alike: Sequence[Alike], pks: Sequence[Any]) -> None:
+    question = batch.question
     with settlement_transaction(question.using):
-        # Race: lost lease that writes. A row that another worker has taken over does not match.
-        # Nor does one that is locked, which would keep the others waiting.
-        if writing.compare_and_set_free(question, pks, expected, values) != len(pks):
-            raise _SomeRowsLostError
+        for values, expected, rows in alike:
+            some = [held.pk for held in rows]
+            # Race: lost lease that writes. A row that another worker has taken over does not match.
+            # Nor does one that is locked, which would keep the others waiting.
+            if writing.compare_and_set_free(question, some, expected, values) != len(some):
+                raise _SomeRowsLostError
         if lane.run.needs_check("done"):
             writing.refuse_pending(lane.processor, question, pks)
 
 
-def _alike(
-    lane: Lane, batch: Batch, places: Sequence[int]
-) -> Iterator[tuple[Values, Expected, list[Held]]]:
+def _alike(lane: Lane, batch: Batch, places: Sequence[int]) -> Iterator[Alike]:
     """Yield values, expected values, and the rows that one statement can write."""
-    mark, question = batch.mark, batch.question
+    mark = batch.mark
     assert mark is not None
     if mark.option == "done":
         return  # flipped before the work
     rows = {held.pk: held for held in _with_flips(lane, batch, places)}
-    groups = grouping.group({pk: held.marked.flip or {} for pk, held in rows.items()})
+    groups = writing.group({pk: held.marked.flip or {} for pk, held in rows.items()})
     # The callables were called for these rows, and must not be called again.
     for pk, values in [(pk, values) for values, pks in groups for pk in pks]:
         rows[pk].marked.flip = values
-    if not (lane.run.has_rules or lane.run.joins_rows is False):
-        groups = grouping.merge(groups, question, mark.values)
     for values, pks in groups:
-        expected = {pk: expected_of(lane, rows[pk]) for pk in pks} if len(pks) > 1 else {}
-        for theirs, some in grouping.group(expected):
-            if len(some) > 1:
-                yield values, theirs, [rows[pk] for pk in some]
+        for theirs, some in writing.group({pk: expected_of(lane, rows[pk]) for pk in pks}):
+            yield values, theirs, [rows[pk] for pk in some]
 
 
 def _with_flips(lane: Lane, batch: Batch, places: Sequence[int]) -> list[Held]:

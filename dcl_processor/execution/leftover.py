@@ -11,6 +11,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -162,9 +163,6 @@ class Leftover:
 # and all of it is rolled back when the run ends.
 
 
-#: Seconds between two looks at a transaction which another handler may still end.
-PAUSE = 0.01
-
 #: Seconds that the handlers' thread has to become free in. A handler that hangs there has it.
 WITHIN = 10.0
 
@@ -180,10 +178,9 @@ class SharedSessions:
 
     def __init__(self) -> None:
         self._found: list[tuple[int, Leftover]] = []
-        #: Calls that have ended while a transaction is open, and those that lose their work by it.
-        self._waiting: set[Any] = set()
+        #: Calls that lose their work by the end of a transaction.
         self._lost: set[Any] = set()
-        self._is_ending = False
+        self._ending = asyncio.Lock()
         self.shared: Shared | None = None
 
     def watch(self) -> None:
@@ -208,52 +205,34 @@ class SharedSessions:
     async def were_left_open(self, pk: Any, under_way: Collection[Any]) -> bool:
         """Return whether the work of a call that has ended is lost in an open transaction.
 
-        ``pk``: names the call, which is one of those that are ``under_way``. While another of them
-        may still end the transaction, this waits.
+        ``pk``: names the call, which is one of those that are ``under_way``. It is not known which
+        of these has begun the transaction, nor which of them worked in it.
         """
-        self._waiting.add(pk)
-        try:
-            while pk not in self._lost and (self._is_ending or self._may_be_left()):
-                if self._is_ending or len(under_way) > len(self._waiting):
-                    await asyncio.sleep(PAUSE)
-                elif not await self._end_for(under_way):
-                    break
-            return pk in self._lost
-        finally:
-            self._waiting.discard(pk)
-            self._lost.discard(pk)
+        # Race: flip without work. While one call ends a transaction, the others wait until it has
+        # noted them: they would find no transaction any more.
+        async with self._ending:
+            if self._may_be_left():
+                await self._end(under_way)
+        is_lost = pk in self._lost
+        self._lost.discard(pk)
+        return is_lost
 
     def _may_be_left(self) -> bool:
         return any(leftover.may_be_left() for _, leftover in self._found)
 
-    async def _end_for(self, under_way: Collection[Any]) -> bool:
-        """End what is open, and note the calls that lose their work by it."""
-        self._is_ending = True
-        try:
-            if not await self._end():
-                return False
-            # Race: flip without work. It is not known which of these calls has begun the
-            # transaction, nor which of them worked in it. Until they are noted, the others wait:
-            # they would find no transaction any more.
-            self._lost.update(under_way)
-            return True
-        finally:
-            self._is_ending = False
-
-    async def _end(self) -> bool:
+    async def _end(self, under_way: Collection[Any]) -> None:
         """End what is open, in the handlers' thread, between what it does for others."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
-                return await sync_to_async(self._end_here)()
-        except TimeoutError:
-            return False
+                await sync_to_async(self._end_here)(under_way)
 
-    def _end_here(self) -> bool:
+    def _end_here(self, under_way: Collection[Any]) -> None:
         # A connection of another thread is used by a handler that has asked for such a thread.
         here = threading.get_ident()
         self._found = [(thread, leftover) for thread, leftover in self._found if thread == here]
         ended = [leftover.end() for _, leftover in self._found]  # each of them
-        return any(ended)
+        if any(ended):
+            self._lost.update([*under_way])
 
 
 def close_lost(but: str | None = None) -> None:

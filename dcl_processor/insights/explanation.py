@@ -152,12 +152,11 @@ def _remarks(asked: Asked, plan: Plan | None) -> Iterator[str]:
     database: str = connections[question.using].display_name
     if plan is not None and plan.index is None:
         yield from _size(plan, database)
-    columns = pending_index.not_indexed(question)
-    if columns and (plan is None or plan.index is None):
+    index = pending_index.suggested(processor, question).read
+    if plan is not None and plan.index is None and index is None:
         yield (
-            f"No index of {question.model._meta.label} can hold the conditions on "
-            f"{' and '.join(columns)}: they depend on other rows, or are not comparisons with "
-            "constants."
+            f"No index of {question.model._meta.label} can hold a condition of pending: each "
+            "depends on other rows, or is no comparison with a constant."
         )
     if processor.group_by is not None:
         yield (

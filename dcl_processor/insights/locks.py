@@ -21,10 +21,11 @@ from django.db.models import Func, Model, QuerySet, TextField
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import is_contention, is_database_error, is_statement_timeout
+from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.definition.groups import Key
 from dcl_processor.errors import printable
 from dcl_processor.locking.key_lock import lock_number
-from dcl_processor.locking.row_locks import lock_rows, lock_timeout
+from dcl_processor.locking.row_locks import lock_rows
 
 from . import catalog
 from .answer import Answer, document_of

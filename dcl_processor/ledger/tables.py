@@ -13,8 +13,8 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from dcl_processor.database.contention import is_lock_timeout
+from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.exceptions import LedgerLocked
-from dcl_processor.locking.row_locks import lock_timeout
 
 from .models import Control
 

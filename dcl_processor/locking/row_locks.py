@@ -7,22 +7,20 @@ case.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from django.db import Error, OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.database.contention import is_contention
-from dcl_processor.database.time_limit import bounded
+from dcl_processor.database.time_limit import lock_timeout
 
 from .isolation import ReadCommitted
 
-#: Times that a writer releases the parts that it has because another one is locked; then it waits.
+#: Times that an action releases the rows that it has because others are locked; then it waits.
 MOST_TURNS = 10
 
 
@@ -45,10 +43,9 @@ def lock_free(
 
 
 def _lock_free_parts(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> list[Any]:
-    features, parts = connections[question.using].features, parts_of(question, table, pks)
-    skips = features.has_select_for_update_skip_locked
-    nowait = not skips and features.has_select_for_update_nowait
-    locked = _lock(question, table, parts.values(), skip_locked=skips, nowait=nowait)
+    parts = parts_of(question, table, pks)
+    skips = connections[question.using].features.has_select_for_update_skip_locked
+    locked = _lock(question, table, parts.values(), skip_locked=skips)
     held = rows_with(question, table, parts, locked)
     return [pk for pk in pks if pk in held]
 
@@ -159,13 +156,6 @@ def settling(
         yield
 
 
-class _PartLockedError(Exception):
-    """Another session has the rows' part in this table."""
-
-    def __init__(self, table: type[Model]) -> None:
-        self.table = table
-
-
 @contextmanager
 def locked_parts(
     question: Question[Any],
@@ -174,31 +164,15 @@ def locked_parts(
     *,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Open a transaction that has the rows' parts in these tables locked.
+    """Open a transaction that has the rows' parts in these tables locked, in the order given.
 
-    It waits for a part of a row only while it has no other part: if a further part is locked, the
-    transaction is rolled back, and begins again with that part. So it is in no deadlock with a
-    session that locks the parts of the row in another order, by ``save()`` or by a join. After
-    ``MOST_TURNS`` such turns it waits for all parts. ``seconds``: the limit of each wait.
+    ``seconds``: the limit of each wait.
     """
-    using, order = question.using, [*tables]
-    for is_last in (*[False] * MOST_TURNS, True):
-        try:
-            limit = nullcontext() if seconds is None else lock_timeout(using, seconds)
-            with settlement_transaction(using), limit:
-                _lock_parts(question, order, pks, waits=is_last)
-                yield
-                return
-        except _PartLockedError as locked:
-            order.remove(locked.table)
-            order.insert(0, locked.table)
-
-
-class _RowsLockedError(Exception):
-    """Another session has some of these rows."""
-
-    def __init__(self, pks: Sequence[Any]) -> None:
-        self.pks = pks
+    limit = nullcontext() if seconds is None else lock_timeout(question.using, seconds)
+    with settlement_transaction(question.using), limit:
+        for table in tables:
+            lock_rows(question, table, pks)
+        yield
 
 
 @contextmanager
@@ -207,64 +181,42 @@ def locked_rows(
 ) -> Iterator[None]:
     """Open a transaction that has the rows' parts in these tables locked; ``chunks``: of keys.
 
-    It waits for a row only while it has no other row: if one is locked, the transaction is rolled
-    back, and begins again when that row was free. So no session waits for its locks for as long as
-    a handler takes, and it is in no deadlock with a session that locks the rows in another order.
+    It waits for a row only while it has no other row: if some are locked, the transaction is rolled
+    back, and begins again when these were free. So no session waits for its locks for as long as a
+    handler takes, and it is in no deadlock with a session that locks the rows in another order.
     After ``MOST_TURNS`` such turns it waits for all rows. Inside a transaction MariaDB and MySQL
     keep the locks, because the rollback of a savepoint releases none.
     """
-    has_nowait = connections[question.using].features.has_select_for_update_nowait
-    for is_last in (*[False] * (MOST_TURNS if has_nowait else 0), True):
-        try:
-            with settlement_transaction(question.using):
-                for pks in chunks:
-                    _lock_chunk(question, tables, pks, nowait=not is_last)
+    for _ in range(MOST_TURNS):
+        with settlement_transaction(question.using):
+            locked = _lock_all_free(question, tables, chunks)
+            if not locked:
                 yield
                 return
-        except _RowsLockedError as locked:
-            _wait_for_each(question, tables, locked.pks)
-
-
-def _lock_chunk(
-    question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any], *, nowait: bool
-) -> None:
-    try:
-        for table in tables:
-            lock_rows(question, table, pks, nowait=nowait)
-    except OperationalError as error:
-        if nowait and is_contention(error):
-            raise _RowsLockedError(pks) from error
-        raise
-
-
-def _wait_for_each(
-    question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any]
-) -> None:
-    """Wait for those of the rows that are locked, and keep the lock of none.
-
-    Each block is rolled back, because the locks of a savepoint that is released are kept.
-    """
-    with settlement_transaction(question.using):
-        free = {*lock_free(question, pks, tables)}
-        transaction.set_rollback(True, using=question.using)
-    for pk in pks:
-        if pk not in free:
+            # Otherwise the locks of a savepoint that is released would be kept.
+            transaction.set_rollback(True, using=question.using)
+        for pk in locked:
             with locked_parts(question, tables, [pk]):
                 transaction.set_rollback(True, using=question.using)
+    with settlement_transaction(question.using):
+        for pks in chunks:
+            for table in tables:
+                lock_rows(question, table, pks)
+        yield
 
 
-def _lock_parts(
-    question: Question[Any], order: Sequence[type[Model]], pks: Sequence[Any], *, waits: bool
-) -> None:
-    has_nowait = connections[question.using].features.has_select_for_update_nowait
-    for place, table in enumerate(order):
-        nowait = place > 0 and has_nowait and not waits
-        try:
-            lock_rows(question, table, pks, nowait=nowait)
-        except OperationalError as error:
-            if nowait and is_contention(error):
-                raise _PartLockedError(table) from error
-            raise
+def _lock_all_free(
+    question: Question[Any], tables: Sequence[type[Model]], chunks: Iterable[Sequence[Any]]
+) -> list[Any]:
+    """Lock the rows, up to the first chunk in which others have some; return these."""
+    for pks in chunks:
+        free = {*lock_free(question, pks, tables)}
+        if left := [pk for pk in pks if pk not in free]:
+            # Those that are gone are not locked.
+            locked = [*question.table.filter(these(left)).values_list("pk", flat=True)]
+            if locked:
+                return locked
+    return []
 
 
 def settlement_transaction(using: str) -> AbstractContextManager[None]:
@@ -273,66 +225,9 @@ def settlement_transaction(using: str) -> AbstractContextManager[None]:
     return transaction.atomic(using=using) if inside else ReadCommitted(using)
 
 
-def lock_rows(
-    question: Question[Any], table: type[Model], pks: Sequence[Any], *, nowait: bool = False
-) -> None:
-    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them.
-
-    ``nowait``: raise ``OperationalError`` instead.
-    """
+def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> None:
+    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them."""
     if not connections[question.using].features.has_select_for_update:
         lock_database(question)
         return
-    _lock(question, table, parts_of(question, table, pks).values(), nowait=nowait)
-
-
-@contextmanager
-def lock_timeout(using: str, seconds: float, *, waits_alone: bool = False) -> Iterator[None]:
-    """Limit the time that a block's statements, in a transaction, wait for locks.
-
-    MariaDB counts waits in whole seconds. So there each statement is limited as a whole, which
-    suits a statement for one row, unless the limit is for ``waits_alone``.
-    """
-    connection: Any = connections[using]
-    before, after = _limits(connection, seconds, waits_alone=waits_alone)
-    with connection.cursor() as cursor:
-        if before:
-            cursor.execute(before)
-        try:
-            yield
-        finally:
-            if after:
-                _set_back(using, after)
-
-
-def _set_back(using: str, statement: str) -> None:
-    """Set back a limit of the session, also in a transaction that an error has marked."""
-    # After an error, update() marks the transaction for a rollback, and Django sends nothing in it.
-    # The error of the block is the one to raise.
-    is_marked = transaction.get_rollback(using=using)
-    transaction.set_rollback(False, using=using)
-    try:
-        # A session that is lost has no limit to set back.
-        with suppress(Error), connections[using].cursor() as cursor:
-            cursor.execute(statement)
-    finally:
-        transaction.set_rollback(is_marked, using=using)
-
-
-def _limits(connection: Any, seconds: float, *, waits_alone: bool) -> tuple[str, str]:
-    if connection.vendor == "postgresql":
-        return f"SET LOCAL lock_timeout = {bounded(seconds)}", ""
-    if connection.vendor != "mysql":
-        return "", ""
-    if connection.mysql_is_mariadb and not waits_alone:
-        limits = {"max_statement_time": f"{bounded(seconds) / 1000:.3f}"}
-    else:
-        # Of rows, and of tables, which a LOCK TABLES or a migration has. Whole seconds only, and
-        # on MySQL at least one.
-        whole = math.ceil(seconds)
-        limits = {"innodb_lock_wait_timeout": f"{whole}", "lock_wait_timeout": f"{whole}"}
-    # The session's own values may be other ones than the server's defaults.
-    kept = [f"@dcl_{name} = @@SESSION.{name}" for name in limits]
-    limited = [f"SESSION {name} = {value}" for name, value in limits.items()]
-    restored = [f"SESSION {name} = @dcl_{name}" for name in limits]
-    return f"SET {', '.join(kept + limited)}", f"SET {', '.join(restored)}"
+    _lock(question, table, parts_of(question, table, pks).values())

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import date
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.compiled_sql import own_values
+from dcl_processor.compiled_sql.cache import key_of_value
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
+from dcl_processor.database.contention import is_contention
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
 from dcl_processor.locking.row_locks import lock_free, parts_of, settling, written_parts
 from dcl_processor.values import Values, constants_of, resolve
@@ -104,12 +107,7 @@ def update_rows(
 
     Raises ``NotWritten`` if a trigger drops the part of a row in one table, and not in another.
     """
-    rows = question.table.filter(*conditions)
-    if own_values.own_values(values):
-        joined = own_values.statement(rows, pks, values)
-        if joined is not None:
-            return own_values.execute(*joined, using=rows.db)
-    rows = rows.filter(these(pks))
+    rows = question.table.filter(*conditions).filter(these(pks))
     tables = _by_table(question, values)
     if len(tables) < 2:
         return rows.update(**values)
@@ -138,19 +136,14 @@ def checked_flips(
 ) -> list[tuple[str, Sequence[Any]]] | None:
     """Return statements that write the flips, each of which fails unless it writes its rows.
 
-    ``None``: one flip has no compiled statement and cannot use a list of values (``own_values``).
+    ``None``: one flip has no compiled statement.
     """
     statements: list[tuple[str, Sequence[Any]]] = []
     model, using = question.model, question.using
     for values, pks in writes:
         try:
             update = question.writes.to_write(model, using, values, many=len(pks) > 1, fenced=True)
-            if update is not None:
-                statement = update.checked(pks, values, transaction_id)
-            else:
-                fenced = question.table.filter(is_in_transaction(transaction_id))
-                existing = _rows(question, pks)
-                statement = own_values.checked(fenced, existing, pks, values, transaction_id)
+            statement = None if update is None else update.checked(pks, values, transaction_id)
         except UNWRITABLE:
             return None  # which the update alone raises again, and explains
         if statement is None:
@@ -211,6 +204,43 @@ def _named(pks: Sequence[Any]) -> str:
     return f"row {pks[0]}" if len(pks) == 1 else f"rows {', '.join(map(str, pks[:5]))} and others"
 
 
+# --- which rows one statement can write
+
+
+# Equal if they call the same function; other callables may define any comparison, or none.
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+
+
+def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
+    """Group rows by the values of their flips, whose callables are called.
+
+    A callable is called for each row, as it would be without a batch, because it may return a
+    token, which two rows must not share. The exception is a clock: it returns the time of the
+    statement, and a call for each row would make a statement for each row.
+    """
+    moments: dict[Any, date] = {}
+    groups: dict[Hashable, tuple[Values, list[Any]]] = {}
+    for pk, values in flips.items():
+        resolved = {name: _call(value, moments) for name, value in values.items()}
+        # With the user's values, == and hash() may fail, or have another meaning.
+        alike = tuple((name, key_of_value(value)) for name, value in resolved.items())
+        _, pks = groups.setdefault(alike, (resolved, []))
+        pks.append(pk)
+    return list(groups.values())
+
+
+def _call(value: Any, moments: dict[Any, date]) -> Any:
+    if not callable(value):
+        return value
+    called = value if type(value) in _FUNCTIONS else id(value)
+    if called in moments:
+        return moments[called]
+    given = value()
+    if isinstance(given, date):
+        moments[called] = given
+    return given
+
+
 # --- compare and set: a row is written only if columns still have the values this worker wrote
 
 
@@ -262,6 +292,16 @@ def compare_and_set_free(
     question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
 ) -> int:
     """Do the same for the rows that no other session has locked, in a transaction."""
+    if len(pks) == 1 and (alone := statement_if_free(question, pks[0], expected, values)):
+        with connections[question.using].cursor() as cursor:
+            try:
+                cursor.execute(*alone)
+            except OperationalError as error:
+                if is_contention(error):
+                    return 0  # MariaDB refuses a row that is locked
+                raise
+            written: int = cursor.rowcount
+        return written
     rows, tables = question.table, written_parts(question.model, {*expected, *values})
     features = connections[question.using].features
     if tables != [question.model] or not features.has_select_for_no_key_update:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.db.backends.base.features import BaseDatabaseFeatures
-from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
 from dcl_processor.exceptions import InvalidOption, Unsupported
@@ -22,7 +20,7 @@ from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import after_first, grouped, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, part_locked
+from tests.contract.support.sessions import before_statement
 from tests.models import Depot, Errand, Parcel, Ride, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -122,11 +120,6 @@ def by_relation(relation: str, handler: Callable[..., Any] = ignore) -> BatchPro
     return processor(handler, group_by=relation, lock_related=True, **rides)
 
 
-def tables_in(queries: CaptureQueriesContext, pattern: str) -> list[str]:
-    found = [re.search(pattern, each["sql"]) for each in queries.captured_queries]
-    return [each[1] for each in found if each]
-
-
 @pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
 def test_a_key_whose_related_row_has_several_parts_is_handled(relation: str) -> None:
     _, rides = rides_of(relation)
@@ -195,35 +188,6 @@ if HAS_ROW_LOCKS:
             assert handled == [other.pk]
             assert_run(report, processed=1, held=1)
         assert run_beside(delivery, order=order)[1] == [earlier.pk, one.pk]
-
-    @pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
-    @pytest.mark.parametrize("part", [0, -1], ids=["its own part", "its root's part"])
-    def test_a_writer_of_one_part_of_the_related_row_makes_its_key_busy(
-        relation: str, part: int
-    ) -> None:
-        """``Vehicle.objects.filter(…).update(…)`` locks a row of the vehicles alone."""
-        (one, other), rides = rides_of(relation)
-        handled: list[int] = []
-        worker = by_relation(relation, lambda row: handled.append(row.pk))
-        table: Any = [type(one), *one._meta.all_parents][part]
-        # The keys of a trailer's two parts differ.
-        key = one.vehicle_id if relation == "trailer" and part else one.pk
-        with part_locked(table, key):
-            report = worker(wait_for_locked=0)
-            assert handled == [rides[1].pk]
-            assert_run(report, processed=1, held=1)
-        assert worker().processed == 1
-        assert other.pk != one.pk
-
-    @pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
-    def test_the_parts_of_a_related_row_are_locked_as_save_writes_them(relation: str) -> None:
-        """A producer that waits for them in another order could deadlock with a save."""
-        (one, _), _ = rides_of(relation)
-        with transaction.atomic(), CaptureQueriesContext(connection) as locked:
-            by_relation(relation).lock_key(one)
-        with CaptureQueriesContext(connection) as saved:
-            one.save()
-        assert tables_in(locked, r"FROM \W(\w+)\W.* FOR ") == tables_in(saved, r"UPDATE \W(\w+)")
 
     def test_a_server_without_skip_locked_is_refused_before_any_row(
         monkeypatch: pytest.MonkeyPatch,

@@ -26,7 +26,6 @@ from freezegun import freeze_time
 
 from dcl_processor import Lease, Retry
 from dcl_processor.candidates import scan
-from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
 from dcl_processor.exceptions import InsideTransaction, InvalidOption
 from dcl_processor.watch import notify
@@ -283,57 +282,6 @@ if IS_POSTGRESQL:
             assert re.search(rf"Errand\.leased_until to keep .*; {fix}", str(error))
             Errand.objects.all().delete()
         assert calls == []
-
-    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_i25_columns_may_have_the_longest_names(
-        make: the.Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """They differ only in what would be cut behind a prefix."""
-        the.errands(4)
-        names = {"result": f"{'n' * 62}a", "last_error": f"{'n' * 62}b"}
-        with ExitStack() as renamed:
-            for name, longest in names.items():
-                there = f"ALTER TABLE tests_errand RENAME {name} TO {longest}"
-                back = f"ALTER TABLE tests_errand RENAME {longest} TO {name}"
-                renamed.enter_context(temporary(there, back))
-                monkeypatch.setattr(Errand._meta.get_field(name), "column", longest)
-            report = make(
-                the.ignore,
-                done=lambda row: {
-                    "done": True,
-                    "result": f"{row.place}",
-                    "last_error": "none"[row.place :],
-                },
-                batch_size=4,
-            )()
-            assert_run(report, processed=4, redone=0)
-            found = Errand.objects.order_by("place").values_list("result", "last_error")
-            assert [*found] == [("0", "none"), ("1", "one"), ("2", "ne"), ("3", "e")]
-            monkeypatch.undo()
-        assert not [each for each in caplog.records if each.levelname == "WARNING"]
-
-    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_i25_a_statement_for_several_rows_that_is_refused_costs_no_handler_call(
-        make: the.Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """From then on each row has a statement of its own."""
-        the.errands(6)
-        calls: list[int] = []
-        monkeypatch.setattr(
-            own_values, "types", lambda *_: {"id": "bigint", "result": "tests_unknown"}
-        )
-        report = make(
-            the.ignore,
-            process_batch=lambda rows: calls.extend(row.place for row in rows),
-            done=lambda row: {"done": True, "result": f"{row.place}"},
-            batch_size=3,
-        )()
-        assert_run(report, processed=6, redone=0)
-        assert sorted(calls) == [0, 1, 2, 3, 4, 5]
-        assert set(Errand.objects.values_list("result", flat=True)) == {*"012345"}
-        [told] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        assert "each row has its own statement for the rest of the run" in told
-        assert "tests_unknown" in told
 
     @the.each_delivery
     @pytest.mark.parametrize("batch_size", [1, 2])

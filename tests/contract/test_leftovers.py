@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -15,7 +16,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry
 from dcl_processor.exceptions import TransactionLeftOpen
-from dcl_processor.execution.leftover import PAUSE, SharedSessions
+from dcl_processor.execution.leftover import Leftover
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute
@@ -169,8 +170,7 @@ def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
 class Shared:
     """Begins a transaction for the row at place 0, in which the row at place 1 works as well."""
 
-    def __init__(self, end: str | None) -> None:
-        self.end = end
+    def __init__(self) -> None:
         self.began, self.other_worked = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, row: Errand) -> None:
@@ -180,9 +180,6 @@ class Shared:
                 self.began.set()
                 await work(row)
                 await self.other_worked.wait()
-                await asyncio.sleep(0.1)  # for the other one to end
-                if self.end is not None:
-                    await sync_to_async(execute)(self.end)
             elif row.place == 1:
                 await self.began.wait()
                 await work(row)
@@ -196,7 +193,7 @@ if connection.features.has_select_for_update:
 
     def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail() -> None:
         the.errands(4)
-        shared = Shared(end=None)
+        shared = Shared()
 
         async def handle(row: Errand) -> None:
             await shared(row)
@@ -209,34 +206,22 @@ if connection.features.has_select_for_update:
     def test_no_row_passes_between_the_rollback_and_its_note(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """The other call looks for a transaction many times before the rollback is known."""
-        end = SharedSessions._end
+        end = Leftover.end
 
-        async def end_late(sessions: SharedSessions) -> bool:
-            ended = await end(sessions)
-            await asyncio.sleep(20 * PAUSE)
+        def end_slowly(leftover: Leftover) -> bool:
+            if ended := end(leftover):
+                time.sleep(0.2)
             return ended
 
-        monkeypatch.setattr(SharedSessions, "_end", end_late)
+        monkeypatch.setattr(Leftover, "end", end_slowly)
         the.errands(4)
-        shared = Shared(end=None)
+        shared = Shared()
 
         async def handle(row: Errand) -> None:
             await shared(row)
 
         assert_run(leasing(handle)(concurrency=2), processed=2, failed=2, to_retry=2)
         assert worked() == [2, 3]
-
-    def test_a_transaction_that_its_handler_commits_later_fails_no_row() -> None:
-        """Also not that of a handler which ends while the transaction is open."""
-        the.errands(4)
-        shared = Shared(end="COMMIT")
-
-        async def handle(row: Errand) -> None:
-            await shared(row)
-
-        assert_run(leasing(handle)(concurrency=2), processed=4)
-        assert worked() == [0, 1, 2, 3]
 
 
 def test_a_wrapper_that_a_handler_leaves_is_the_only_one_more() -> None:

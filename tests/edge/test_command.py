@@ -20,7 +20,7 @@ from pytest_django import DjangoAssertNumQueries
 from dcl_processor import BatchProcessor, Delivery, backlog, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
-from dcl_processor.exceptions import InvalidDone, InvalidOption, TooManyPending
+from dcl_processor.exceptions import InvalidOption, TooManyPending
 from dcl_processor.operator_actions import doubts
 from dcl_processor.processes.visible import operations, quiet_unless_configured
 from dcl_processor.registry import Found
@@ -634,21 +634,6 @@ def test_a_default_that_is_the_flip_is_a_warning(
     finally:
         del apps.all_models["tests"]["mail"]
         apps.clear_cache()
-
-
-def test_a_constant_that_names_no_row_is_refused_before_a_handler() -> None:
-    """The database refuses it at the COMMIT alone, after each handler, in each run."""
-    depot = Depot.objects.create(name="north")
-    Parcel.objects.create()
-
-    def filed(key: int) -> BatchProcessor[Parcel]:
-        return batch_processor(
-            pending=lambda: Parcel.objects.filter(depot=None), done={"depot_id": key}
-        )(never if key != depot.pk else lambda row: None)
-
-    with pytest.raises(InvalidDone, match=r"to name a row of tests\.Depot, got .*no such row"):
-        filed(depot.pk + 1)()
-    assert filed(depot.pk)().processed == 1
 
 
 def test_without_max_pending_no_more_than_ten_thousand_rows_may_wait() -> None:

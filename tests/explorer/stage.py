@@ -242,11 +242,11 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
 
 
 def _waiting(lock: Callable[..., None]) -> Callable[..., None]:
-    def locked(*args: Any, nowait: bool = False) -> None:
+    def locked(*args: Any) -> None:
         actor = here()
-        actor.may_wait = not nowait
+        actor.may_wait = True
         try:
-            lock(*args, nowait=nowait)
+            lock(*args)
         finally:
             actor.may_wait = False
 

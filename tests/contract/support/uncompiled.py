@@ -9,10 +9,8 @@ from typing import Any, NoReturn
 
 from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.compiled_sql.claims import ClaimUpdate
-from dcl_processor.compiled_sql.own_values import OwnValues
 from dcl_processor.compiled_sql.placeholders import Placeholder
 from dcl_processor.engine import marking
-from dcl_processor.settlement import grouping
 
 
 def nothing(*_: Any) -> None:
@@ -26,6 +24,5 @@ def refuse(*_: Any, **__: Any) -> NoReturn:
 def pytest_configure() -> None:
     StatementCache.get = nothing  # type: ignore[assignment, method-assign]  # for the process
     marking.suits = lambda question: False
-    grouping.merge = lambda groups, *_: [*groups]
-    for each in (Placeholder, ClaimUpdate, OwnValues):
+    for each in (Placeholder, ClaimUpdate):
         each.__init__ = refuse  # type: ignore[method-assign]  # as above
