@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RECENT = 10
 
 #: Processors of one page that are asked about.
-MOST = 200
+MOST = 100
 
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
@@ -217,15 +217,10 @@ def _actions(
 
 
 def _charts(panel: panels.Panel) -> list[Chart]:
-    points = panel.pace.points
-    recorded, times = ledger.history(panel.processor)
-    has_estimates = any(isinstance(number, pace.Estimate) for _, number in points)
-    waiting = (
-        "Pending rows, also as the planner estimates them" if has_estimates else "Pending rows"
-    )
+    rates, times = ledger.history(panel.processor)
     drawn = [
-        chart("waiting", waiting, "rows", points),
-        chart("pace", "Throughput", "rows per second", recorded or pace.rates(points)),
+        chart("waiting", "Pending rows", "rows", panel.pace.points),
+        chart("pace", "Throughput", "rows per second", rates),
         chart("times", "Handler time per row", "seconds", times),
     ]
     return [each for each in drawn if each is not None]
