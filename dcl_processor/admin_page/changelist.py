@@ -38,10 +38,11 @@ def process_now(
     processor: BatchProcessor[Any], request: HttpRequest, chosen: QuerySet[Any]
 ) -> None:
     """Run the processor for the chosen rows, for a few seconds, in this request."""
+    pks = list[Any]()
     try:
         pks = _keys(processor, chosen, MOST_NOW + 1)
-        taken = pks[:MOST_NOW]
-        report = processor.run(filter=Q(pk__in=taken), timeout=BUDGET, wait_for_locked=0)
+        wanted = Q(pk__in=pks[:MOST_NOW])
+        report = processor.run(filter=wanted, timeout=BUDGET, wait_for_locked=0)
     except confirming.RefusedError as refused:
         messages.error(request, str(refused))
         return
@@ -51,6 +52,7 @@ def process_now(
         if not isinstance(done, Report):
             return
         report = done
+    taken = pks[:MOST_NOW]
     if report.did_something:
         message = f"Process now, for {len(taken)} rows. {report}"
         audit.record_rows(request.user, processor, taken, message, total=len(taken))

@@ -73,36 +73,18 @@ class Question(Generic[M]):
         """Return those of the rows that are pending, even if they are not due or filtered out."""
         return self.unfiltered.filter(these(pks)).order_by()
 
-    def as_pending(self, pk: Any, marked: Collection[str]) -> Iterator[QuerySet[M, M]]:
-        """Yield querysets of a row that a mark may have taken out of pending, the best one first.
+    def bare(self, pk: Any) -> QuerySet[M, M]:
+        """Return a queryset of a row, which need not be pending: a mark takes it out of there.
 
-        ``marked``: the columns of the mark. The first leaves out the conditions on these columns,
-        and the second all conditions; both return the annotations and related rows that a pending
-        row has. Aggregates may depend on a condition, and so does the row of a to-many relation
-        that is joined. The last one is without any of these.
+        The row has the class, the related rows and the deferred columns of a pending one. It has no
+        annotations: without the conditions of ``pending`` they may be others.
         """
-        fields = {self.model._meta.get_field(name) for name in marked}
-        yield _without_conditions(self.unfiltered, on=fields).filter(pk=pk).order_by()
-        if self.unfiltered.query.group_by is None and not _joins_many(self.unfiltered):
-            yield _without_conditions(self.unfiltered).filter(pk=pk).order_by()
-        yield QuerySet(self.unfiltered.model, using=self.using).filter(pk=pk)
-
-
-def _without_conditions(
-    queryset: QuerySet[M, M], *, on: Collection[Any] | None = None
-) -> QuerySet[M, M]:
-    """Return the queryset without its conditions on these fields; ``None``: without any."""
-    queryset = queryset.all()
-    where, own = queryset.query.where, own_aliases(queryset)
-    conditions = where.children if where.connector == AND and not where.negated else [where]
-    kept = [
-        condition
-        for condition in conditions
-        if on is not None
-        and not any(c.alias in own and c.target in on for c in _columns_in(condition))
-    ]
-    queryset.query.where = WhereNode(kept)
-    return queryset
+        rows: QuerySet[M, M] = QuerySet(self.unfiltered.model, using=self.using).filter(pk=pk)
+        query, asked = rows.query, self.unfiltered.query
+        query.select_related, query.deferred_loading = asked.select_related, asked.deferred_loading
+        given: Any = self.unfiltered
+        lookups = given._prefetch_related_lookups  # noqa: SLF001  # it has no public name
+        return rows.prefetch_related(*lookups)
 
 
 def own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
@@ -115,13 +97,6 @@ def own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
         if is_link and join.parent_alias in own:
             own.add(alias)
     return own
-
-
-def _joins_many(queryset: QuerySet[Any, Any]) -> bool:
-    """Return whether a row is joined with any number of others."""
-    query = queryset.query
-    joins = [query.alias_map[alias] for alias, used in query.alias_refcount.items() if used]
-    return any(getattr(getattr(join, "join_field", None), "one_to_many", False) for join in joins)
 
 
 def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
