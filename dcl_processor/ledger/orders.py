@@ -79,22 +79,16 @@ def resume(processor: Subject, *, by: str = "") -> bool:
     """End the pause of the processor; return whether it was paused, or its breaker open.
 
     ``processor``: as for ``pause()``. After a pause of ``ALL``, those that were paused by
-    themselves stay paused. A breaker that is open is closed, with ``ALL`` that of each processor:
-    all workers continue at once.
+    themselves stay paused. The processor's breaker is closed if it is open: all workers continue at
+    once.
     """
     name = name_of(processor)
     is_paused = Q(paused_at__isnull=False) & (
         Q(paused_until=None) | Q(paused_until__gt=DatabaseNow())
     )
-    is_open = Q(open_until__isnull=False)
-    closed = {**CLOSED, **_ordered(by)}
-    values = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    changed = _change(
-        name, {**values, "revision": F("revision") + 1, **closed}, is_paused | is_open
-    )
-    if name == ALL:
-        changed += sum(_change(each, closed, is_open) for each in _breakers(name))
-    return changed > 0
+    ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
+    values = {**ended, "revision": F("revision") + 1, **CLOSED, **_ordered(by)}
+    return _change(name, values, is_paused | Q(open_until__isnull=False)) > 0
 
 
 def stop(processor: Subject, *, by: str = "") -> None:
@@ -110,13 +104,12 @@ def stop(processor: Subject, *, by: str = "") -> None:
 def run_now(processor: Subject, *, by: str = "") -> None:
     """Let the watches of the processor look for rows at once, and not at their next look.
 
-    ``processor``: as for ``pause()``. If a breaker is open, with ``ALL`` that of any processor, a
-    worker tries one row at once. A paused processor stays paused.
+    ``processor``: as for ``pause()``. If the processor's breaker is open, a worker tries one row at
+    once. A paused processor stays paused.
     """
     name = name_of(processor)
     # First, or a watch that is woken in between would find the breaker open.
-    for each in _breakers(name):
-        _change(each, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
+    _change(name, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
     _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
     if isinstance(processor, BatchProcessor):
         notify.wake(processor)
@@ -124,16 +117,6 @@ def run_now(processor: Subject, *, by: str = "") -> None:
 
 def _ordered(by: str) -> dict[str, Any]:
     return {"ordered_by": person(by), "ordered_at": DatabaseNow()}
-
-
-def _breakers(name: str) -> list[str]:
-    """Return whose breaker an order is for; for all processors, each one whose breaker is open."""
-    if name != ALL:
-        return [name]
-    # One by one: two orders that lock several rows, each in its own order, would wait in a ring.
-    is_open = Control.objects.using(alias()).filter(open_until__isnull=False)
-    with waiting_for(name):
-        return list(is_open.values_list("processor", flat=True))
 
 
 def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:

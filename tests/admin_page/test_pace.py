@@ -96,7 +96,7 @@ def test_a_time_of_another_day_has_its_date() -> None:
     old = now - timedelta(days=13)
     found = chart("pace", "Throughput", "rows", [(old.timestamp(), 1), (now.timestamp(), 2)])
     assert found is not None
-    assert found.rows == [(old, f"{old:%Y-%m-%d %H:%M:%S}", "1"), (now, f"{now:%H:%M:%S}", "2")]
+    assert found.rows == ((old, f"{old:%Y-%m-%d %H:%M:%S}", "1"), (now, f"{now:%H:%M:%S}", "2"))
     assert found.summary == (
         f"Throughput: 1 at {old:%Y-%m-%d %H:%M:%S}, 2 at {now:%H:%M:%S} UTC, 2 at most."
     )

@@ -188,18 +188,6 @@ def test_an_operator_closes_it_or_lets_a_row_be_tried_at_once() -> None:
     assert ledger.state(NAME).breaker == "closed"
 
 
-def test_an_order_for_all_processors_is_for_the_breaker_of_each() -> None:
-    the.errands(4)
-    processor(fail)()
-    ledger.run_now(ledger.ALL)
-    assert ledger.state(NAME).breaker == "half-open"
-    assert_run(processor(fail)(), failed=1, stopped="breaker")
-    assert ledger.resume(ledger.ALL, by="anna")
-    assert (ledger.state(NAME).breaker, ledger.state(NAME).failures) == ("closed", 0)
-    assert control().ordered_by == "anna"
-    assert not ledger.resume(ledger.ALL)
-
-
 @pytest.fixture
 def overseer(ledger: Ledger) -> Iterator[Any]:
     """Give the overseer of a run that is at work."""
