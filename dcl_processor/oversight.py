@@ -106,7 +106,7 @@ def command(kind: str, names: Collection[str]) -> Iterator[Command | None]:
 def worker(
     names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
 ) -> Iterator[Command | None]:
-    """Send what the worker of the block does to its parent; ``stops``: by ``begin_worker()``."""
+    """Send what the worker of the block does to its parent; ``stops``: by ``older_stops()``."""
     found = installed()
     if found is None:
         yield None

@@ -60,9 +60,6 @@ globals().update(mail_settings(env))
 
 # The robots' names with their keys: ROBOT_KEYS=robot-1=secret,robot-2=other
 ROBOT_KEYS = env.dict("ROBOT_KEYS", default={})
-# Seconds after which a packing whose robot does not come back is handed out again. A robot renews
-# its lease every 20 seconds.
-PACKING_LEASE = env.float("PACKING_LEASE", default=60.0)
 
 # The URLs of other companies' services; "make demo" starts its own services.
 PAYMENTS_URL = env.str("PAYMENTS_URL", default="")

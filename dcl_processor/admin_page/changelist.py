@@ -38,24 +38,21 @@ def process_now(
     processor: BatchProcessor[Any], request: HttpRequest, chosen: QuerySet[Any]
 ) -> None:
     """Run the processor for the chosen rows, for a few seconds, in this request."""
-    taken = list[Any]()
+    pks = list[Any]()
     try:
         pks = _keys(processor, chosen, MOST_NOW + 1)
-        taken = pks[:MOST_NOW]
-        report = processor.run(filter=Q(pk__in=taken), timeout=BUDGET, wait_for_locked=0)
+        wanted = Q(pk__in=pks[:MOST_NOW])
+        report = processor.run(filter=wanted, timeout=BUDGET, wait_for_locked=0)
     except confirming.RefusedError as refused:
         messages.error(request, str(refused))
         return
-    except BaseException as error:
-        said = shown(f"{processor.name}: {explain(error, processor)}", 500)
+    except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
+        messages.error(request, shown(f"{processor.name}: {explain(error, processor)}", 500))
         done = getattr(error, "report", None)
-        if isinstance(done, Report) and done.did_something:
-            message = f"Process now, which ended with an error. {said}"
-            audit.record_rows(request.user, processor, taken, message, total=len(taken))
-        if not isinstance(error, Exception):
-            raise
-        messages.error(request, said)  # a sentence for the person who asked
-        return
+        if not isinstance(done, Report):
+            return
+        report = done
+    taken = pks[:MOST_NOW]
     if report.did_something:
         message = f"Process now, for {len(taken)} rows. {report}"
         audit.record_rows(request.user, processor, taken, message, total=len(taken))

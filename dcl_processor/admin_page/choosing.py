@@ -5,7 +5,6 @@ The rows are chosen as the command chooses them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,9 +44,8 @@ LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discar
 #: In the place of a state: the rows whose keys were given.
 ROWS = "rows"
 
-#: Rows of one confirmation, of one chunk, and characters of a confirmation as JSON: its signed
-#: form is at most a third longer, and Django takes 2.5 MB of a form.
-MOST, CHUNK, MOST_CHARACTERS = 50_000, 500, 1_500_000
+#: Rows of one confirmation, which its form carries, and of one chunk.
+MOST, CHUNK = 10_000, 500
 
 #: Seconds that a request may take to choose rows, or to write to them.
 BUDGET = 5.0
@@ -113,7 +111,6 @@ def choose(
         with reading(question.using, BUDGET):
             read = among.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
             keys = list(dict.fromkeys(read))
-    characters = 0
     for some in chunks(keys):
         if len(plan.rows) >= MOST or plan.has_more or time.monotonic() > end:
             plan.has_more = True
@@ -121,12 +118,7 @@ def choose(
         chooser = KeysChooser(processor, question, options(values), some, among)
         with reading(question.using, BUDGET):
             choice = chooser.choice(plan.act)
-        for pk, digest in choice.rows.items():
-            characters += len(json.dumps([key_text(pk), digest])) + 1
-            if characters > MOST_CHARACTERS:
-                plan.has_more = True
-                break
-            plan.rows[pk] = digest
+        plan.rows |= choice.rows
         for why, pks in choice.left.items():
             plan.left[why] = plan.left.get(why, 0) + len(pks)
     plan.has_more |= len(keys) > MOST

@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 from django.apps import apps
-from django.conf import settings
 
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
@@ -44,9 +43,6 @@ TRIED = ("processed", "failed", "discarded", "snoozed")
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 0.9
 
-#: The shortest time, in seconds, for which a question is asked at all.
-SHORTEST = 0.02
-
 #: A time in seconds since 1970, and a figure.
 Point = tuple[float, float]
 
@@ -70,7 +66,7 @@ def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
     if not is_installed() or not processors:
         return {}
     try:
-        with _in_time(READ_WITHIN):
+        with _in_time():
             found = _ledger().states([ALL, *processors])
     except Exception as error:  # noqa: BLE001  # the page can show the rest
         why = shown(explain(error, processors[0]), LONGEST)
@@ -109,43 +105,13 @@ def act(
     return getattr(_ledger(), wanted)(subject, by=by, **given) is not False
 
 
-def pace(
-    processor: BatchProcessor[Any], since: float, now: float, *, within: float
-) -> tuple[int | None, float | None]:
-    """Return the rows that runs have finished since a time, and the rows per second of those now.
-
-    ``since``, ``now``: seconds since 1970; ``within``: seconds for the question. Of a run that was
-    at work before, the rate that it had last is taken. The rows are ``None`` if nothing is known,
-    and the rate if no run is at work.
-    """
-    is_asked = getattr(settings, "DCL_PROCESSOR_LEDGER", True) and within >= SHORTEST
-    runs = _runs(processor, within) if is_asked else None
-    if runs is None:
-        return None, None
-    live = [float(run.rate) for run in runs if run.state == "running"]
-    gone = round(sum(_gone(run, since, now) for run in runs))
-    return gone, sum(live) if live else None
-
-
-def _gone(run: Any, since: float, now: float) -> float:
-    """Return the rows of a run that are not pending any more, of those since a time."""
-    tried = sum(run.counts.get(name, 0) for name in TRIED)
-    gone = run.counts.get("processed", 0) + run.counts.get("discarded", 0)
-    begun = run.started_at.timestamp()
-    end = now if run.state == "running" else (run.finished_at or run.heartbeat_at).timestamp()
-    if not gone or end <= since:
-        return 0.0
-    part = gone if begun >= since else min(gone, run.rate * (end - since) * gone / tried)
-    return float(part)
-
-
 def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
     """Return the rows per second, and the seconds per row, of the latest runs, the oldest first.
 
     The seconds per row are those of handlers.
     """
     rates, times = [], []
-    for run in _runs(processor, READ_WITHIN) or ():
+    for run in _runs(processor):
         end = run.finished_at or run.heartbeat_at
         number = sum(run.counts.get(name, 0) for name in TRIED)
         rates.append((end.timestamp(), float(run.rate)))
@@ -155,19 +121,19 @@ def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
     return sorted(rates), sorted(times)
 
 
-def _runs(processor: BatchProcessor[Any], within: float) -> list[Any] | None:
-    """Return the latest runs; ``None`` without the ledger, or if it could not be read."""
+def _runs(processor: BatchProcessor[Any]) -> list[Any]:
+    """Return the latest runs; none without the ledger, or if it could not be read."""
     if not is_installed():
-        return None
+        return []
     try:
-        with _in_time(within):
+        with _in_time():
             return list(_ledger().history(processor, limit=MOST_RUNS))
     except Exception:  # noqa: BLE001  # the panel has the reason
-        return None
+        return []
 
 
-def _in_time(seconds: float) -> AbstractContextManager[None]:
-    return reading(import_module(f"{APP}.tables").alias(), min(seconds, READ_WITHIN))
+def _in_time() -> AbstractContextManager[None]:
+    return reading(import_module(f"{APP}.tables").alias(), READ_WITHIN)
 
 
 def _ledger() -> Any:

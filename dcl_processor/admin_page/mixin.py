@@ -44,8 +44,7 @@ class ProcessorAdminMixin(Base):
     A filter by state; the columns of ``retry``, and a link that shows why a row is handled or not,
     and who holds it; the columns of ``retry``, claims, flips and leases read-only in the form of an
     existing row; the actions "process now", "put back", "mark as done" and "discard", for users
-    with the permission ``dcl_admin.operate_processors`` and the model's own ``change``. The columns
-    of errors are shown by their beginnings, masked, also where ``list_display`` names them.
+    with the permission ``dcl_admin.operate_processors`` and the model's own ``change``.
 
     ``processors``: processors of the model. Needs ``dcl_processor.admin_page`` in
     ``INSTALLED_APPS``; on a site where its page is not registered there are no links and no
@@ -66,14 +65,6 @@ class ProcessorAdminMixin(Base):
                 # Django asks it before it offers an action of this processor.
                 setattr(self, f"has_operate_{at}_permission", partial(self._may_act, processor))
                 self.actions += _actions(processor, at)
-        self._displays = {column: f"dcl_{column}_shown" for column in self._error_columns()}
-        for column, name in self._displays.items():
-            setattr(self, name, _display(column))
-        if first := next(iter(self._displays), None):
-            self._displays[first] = "last_error_shown"
-        # A form would write back what is shown.
-        editable = [each for each in self.list_editable if each not in self._displays]
-        self.list_editable = editable  # type: ignore[misc]  # Django reads the instance's
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return what ``manage.py check`` reports of the list."""
@@ -90,25 +81,20 @@ class ProcessorAdminMixin(Base):
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the list's columns, and those of the retry; errors by their beginnings."""
-        given = self._replaced(super().get_list_display(request))
-        added = [name for name in self._retry_columns() if name not in self._displays]
+        given = super().get_list_display(request)
+        errors = self._error_columns()
+        added = [name for name in self._retry_columns() if name not in errors]
+        shown_ = ["last_error_shown"] if errors and errors[0] not in given else []
         links = ["processor_links"] if self._has_links(request) else []
-        ours = (*added, *self._displays.values(), *links)
+        ours = (*added, *shown_, *links)
         return [*given, *(each for each in ours if each not in given)]
-
-    def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
-        """Return the columns that link to a row's page."""
-        given = super().get_list_display_links(request, list_display)
-        return given and self._replaced(given)
 
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         """Return the list's filters, and one by state for each processor."""
         # Workers load the project's admin, and need no answers.
         from .changelist import state_filter
 
-        # A filter by an error would list the texts of all errors.
-        given = [each for each in super().get_list_filter(request) if not self._is_error(each)]
-        return [*given, *map(state_filter, self.processors)]
+        return [*super().get_list_filter(request), *map(state_filter, self.processors)]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Return the fields that workers write, besides those that were read-only before."""
@@ -117,10 +103,9 @@ class ProcessorAdminMixin(Base):
             # A worker may settle the row while a person edits it, and the form
             # would write back what it showed: the row would be pending again.
             ours += self._marks()
-        ours = list(dict.fromkeys(self._replaced(ours)))
+        ours = list(dict.fromkeys(ours))
         links = ["processor_links"] if self._has_links(request) else []
         given = super().get_readonly_fields(request, obj)
-        given = [each for each in given if not self._is_error(each)]
         return [*given, *(each for each in (*ours, *links) if each not in given)]
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
@@ -138,31 +123,16 @@ class ProcessorAdminMixin(Base):
                 merge(obj, form, self._marks())
             super().save_model(request, obj, form, change)
 
-    def get_exclude(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields that are left out: the whole texts of errors among them."""
-        given = super().get_exclude(request, obj)
-        if given is None:
-            # Django asks the form itself only if there is nothing here.
-            given = getattr(getattr(self.form, "_meta", None), "exclude", None)
-        return [*(given or ()), *self._displays] if self._displays else given
-
     @property
     def media(self) -> Media:
         """Return the scripts and styles of the project's class, and a style for accessibility."""
         return super().media + Media(css={"all": ["dcl_admin/list.css"]})
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the form's fields, with the beginnings of errors instead of their texts."""
-        return [
-            (title, {**options, "fields": self._replaced(options["fields"])})
-            for title, options in super().get_fieldsets(request, obj)
-        ]
-
     @admin.display(description="last error")
     def last_error_shown(self, row: Any) -> str:
         """Return the beginning of the last error, masked, in one line."""
-        first = next(iter(self._displays), "")
-        return shown(getattr(row, first, "") or "", LONGEST)
+        columns = self._error_columns()
+        return shown(getattr(row, columns[0]) or "", LONGEST) if columns else ""
 
     @admin.display(description="why, and who holds it")
     def processor_links(self, row: Any) -> SafeString | str:
@@ -181,22 +151,6 @@ class ProcessorAdminMixin(Base):
     def _error_columns(self) -> list[str]:
         found = [each.retry.last_error for each in self.processors if each.retry]
         return self._known(found)
-
-    def _is_error(self, name: Any) -> bool:
-        if isinstance(name, list | tuple):
-            name = next(iter(name), None)  # a field, and the class of its filter
-        return isinstance(name, str) and name in self._displays
-
-    def _replaced(self, names: Any) -> list[Any]:
-        """Return the names, and those of lists of names, with displays instead of errors."""
-        return [
-            self._replaced(each)
-            if isinstance(each, (list, tuple))
-            else self._displays[each]
-            if self._is_error(each)
-            else each
-            for each in names
-        ]
 
     def _has_page(self) -> bool:
         from .models import Processor
@@ -255,14 +209,6 @@ def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpRespons
         return None
 
     return act
-
-
-def _display(column: str) -> Callable[[Any], str]:
-    @admin.display(description=column.replace("_", " "))
-    def display(row: Any) -> str:
-        return shown(getattr(row, column) or "", LONGEST)
-
-    return display
 
 
 def _address(site: str, processor: BatchProcessor[Any], row: Any) -> str:

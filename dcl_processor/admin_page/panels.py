@@ -13,20 +13,19 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
 from dcl_processor.insights.rows import key_text
-from dcl_processor.insights.status import size, status
+from dcl_processor.insights.status import status
 from dcl_processor.management import wording
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
-from . import ledger
-from .pace import Expected, Pace, Point, pace
+from .pace import Pace, Point, pace
 
 #: Seconds that a panel, and that all panels of one page, may take.
 PANEL, PAGE = 0.9, 6.0
 
-#: Seconds of a panel that are kept for the planner's estimate: a count may use up the others.
-FOR_ESTIMATE = 0.1
+#: The shortest time, in seconds, for which a question is asked at all.
+SHORTEST = 0.02
 
 #: Rows of a list, and characters of an error in it.
 SHOWN, LONGEST = 20, 300
@@ -119,38 +118,12 @@ def panel(
     down: dict[str, str],
 ) -> Panel:
     """Return the panel of a processor; ``before``: the counts that were shown earlier."""
-    own = budget.part(PANEL)
-    pending, using = ask(processor, "pending", own.part(own.left() - FOR_ESTIMATE), down)
-    expected = _expected(processor, pending, before, now=now, budget=own, down=down)
-    answers = {"pending": pending}
+    own, using = budget.part(PANEL), None
+    answers = {}
     for name in LABELS:
-        if name not in answers:
-            answers[name], using = ask(processor, name, own, down)
+        answers[name], using = ask(processor, name, own, down)
     numbers = tuple(number(name, answers[name]) for name in LABELS)
-    return Panel(key, processor, using, numbers, pace(before, now, pending, expected))
-
-
-def _expected(
-    processor: BatchProcessor[Any],
-    pending: Answer[int],
-    before: Sequence[Point],
-    *,
-    now: float,
-    budget: Budget,
-    down: dict[str, str],
-) -> Expected | None:
-    """Return what is known of rows that are not counted; ``None``: they are, or nothing is."""
-    if pending.how is How.EXACT or budget.left() < ledger.SHORTEST:
-        return None
-    found = size(processor, pending, seconds=budget.left(), down=down)
-    if found.estimate is None:
-        return None
-    # Another database than PostgreSQL has no time of its statistics, and so no basis of this type.
-    as_of = found.basis.timestamp() if isinstance(found.basis, datetime) else None
-    as_of = 0.0 if found.basis is None else as_of
-    since = before[-1][0] if before else now
-    gone, rate = ledger.pace(processor, since, now, within=budget.left())
-    return Expected(found.estimate, as_of, gone, rate)
+    return Panel(key, processor, using, numbers, pace(before, now, answers["pending"]))
 
 
 def ask(
@@ -158,7 +131,7 @@ def ask(
 ) -> tuple[Answer[Any], str | None]:
     """Return one of the answers of a status, and the database; never raises."""
     left = budget.left()
-    if left < ledger.SHORTEST:
+    if left < SHORTEST:
         return Answer.unknown(Budget.WHY), None
     found = status(processor, seconds=left, only=[name], down=down)
     return found.answers[name], found.using
@@ -197,7 +170,7 @@ def details(processor: BatchProcessor[Any], budget: Budget, down: dict[str, str]
 
     def asked(read: Any) -> Answer[Any]:
         left = min(budget.left(), PANEL)
-        if left < ledger.SHORTEST:
+        if left < SHORTEST:
             return Answer.unknown(Budget.WHY)
         try:
             question = rows.question_of(processor, None)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RECENT = 10
 
 #: Processors of one page that are asked about.
-MOST = 200
+MOST = 100
 
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
@@ -217,15 +217,10 @@ def _actions(
 
 
 def _charts(panel: panels.Panel) -> list[Chart]:
-    points = panel.pace.points
-    recorded, times = ledger.history(panel.processor)
-    has_estimates = any(isinstance(number, pace.Estimate) for _, number in points)
-    waiting = (
-        "Pending rows, also as the planner estimates them" if has_estimates else "Pending rows"
-    )
+    rates, times = ledger.history(panel.processor)
     drawn = [
-        chart("waiting", waiting, "rows", points),
-        chart("pace", "Throughput", "rows per second", recorded or pace.rates(points)),
+        chart("waiting", "Pending rows", "rows", panel.pace.points),
+        chart("pace", "Throughput", "rows per second", rates),
         chart("times", "Handler time per row", "seconds", times),
     ]
     return [each for each in drawn if each is not None]
@@ -290,30 +285,20 @@ MOST_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line chart; ``points``: for ``<polyline>``; ``table``: the same numbers for readers."""
+    """A line chart; ``points``: for ``<polyline>``; ``rows``: the same numbers, with their times.
+
+    ``summary``: what it shows, in words.
+    """
 
     key: str
     title: str
     unit: str
     points: str
     highest: str
-    table: tuple[tuple[datetime, str], ...]
+    rows: tuple[tuple[datetime, str, str], ...]
+    summary: str
     width: int = WIDTH
     height: int = HEIGHT
-
-    @property
-    def summary(self) -> str:
-        """Return what the chart shows, in words."""
-        (first, start), (last, end) = self.table[0], self.table[-1]
-        return (
-            f"{self.title}: {start} at {_time(first)}, {end} at {_time(last)} UTC, "
-            f"{self.highest} at most."
-        )
-
-    @property
-    def rows(self) -> list[tuple[datetime, str, str]]:
-        """Return the rows of the table: a time, the same for people, and the figure."""
-        return [(at, _time(at), figure) for at, figure in self.table]
 
 
 def chart(key: str, title: str, unit: str, values: Sequence[tuple[float, float]]) -> Chart | None:
@@ -324,18 +309,22 @@ def chart(key: str, title: str, unit: str, values: Sequence[tuple[float, float]]
     if len(values) < 2:
         return None
     start, end = values[0][0], values[-1][0]
-    highest = max(value for _, value in values)
+    most = max(value for _, value in values)
     across = (WIDTH - 2 * _MARGIN) / ((end - start) or 1)
-    up = (HEIGHT - 2 * _MARGIN) / (highest or 1)
+    up = (HEIGHT - 2 * _MARGIN) / (most or 1)
     points = " ".join(
         f"{_MARGIN + (at - start) * across:.1f},{HEIGHT - _MARGIN - value * up:.1f}"
         for at, value in values
     )
+    # From the last one back, so that it is always among them.
     step = -(-len(values) // MOST_ROWS)
-    shown = [*values[::step]]
-    shown = shown if shown[-1] == values[-1] else [*shown, values[-1]]
-    table = tuple((datetime.fromtimestamp(at, UTC), _figure(value)) for at, value in shown)
-    return Chart(key, title, unit, points, _figure(highest), table)
+    listed = values[::-step][::-1]
+    times = [(datetime.fromtimestamp(at, UTC), value) for at, value in listed]
+    rows = tuple((at, _time(at), _figure(value)) for at, value in times)
+    (_, first, was), (_, last, now) = rows[0], rows[-1]
+    highest = _figure(most)
+    summary = f"{title}: {was} at {first}, {now} at {last} UTC, {highest} at most."
+    return Chart(key, title, unit, points, highest, rows, summary)
 
 
 def _time(at: datetime) -> str:

@@ -73,26 +73,18 @@ class Question(Generic[M]):
         """Return those of the rows that are pending, even if they are not due or filtered out."""
         return self.unfiltered.filter(these(pks)).order_by()
 
-    def as_pending(self, pk: Any, marked: Collection[str]) -> Iterator[QuerySet[M, M]]:
-        """Yield querysets of a row that a mark may have taken out of pending, the best one first.
+    def bare(self, pk: Any) -> QuerySet[M, M]:
+        """Return a queryset of a row, which need not be pending: a mark takes it out of there.
 
-        ``marked``: the columns of the mark. The first leaves out the conditions on these columns,
-        and has the annotations and related rows that a pending row has; the last one is without
-        any of these.
+        The row has the class, the related rows and the deferred columns of a pending one. It has no
+        annotations: without the conditions of ``pending`` they may be others.
         """
-        fields = {self.model._meta.get_field(name) for name in marked}
-        rows = self.unfiltered.all()
-        where, own = rows.query.where, own_aliases(rows)
-        conditions = where.children if where.connector == AND and not where.negated else [where]
-        rows.query.where = WhereNode(
-            [
-                condition
-                for condition in conditions
-                if not any(c.alias in own and c.target in fields for c in _columns_in(condition))
-            ]
-        )
-        yield rows.filter(pk=pk).order_by()
-        yield QuerySet(self.unfiltered.model, using=self.using).filter(pk=pk)
+        rows: QuerySet[M, M] = QuerySet(self.unfiltered.model, using=self.using).filter(pk=pk)
+        query, asked = rows.query, self.unfiltered.query
+        query.select_related, query.deferred_loading = asked.select_related, asked.deferred_loading
+        given: Any = self.unfiltered
+        lookups = given._prefetch_related_lookups  # noqa: SLF001  # it has no public name
+        return rows.prefetch_related(*lookups)
 
 
 def own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:

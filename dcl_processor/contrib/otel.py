@@ -15,29 +15,24 @@ of the failure has the traceback, and the same ``run_id`` and ``pk``.
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
-from dcl_processor import masking, observers
-from dcl_processor.errors import describe, printable
+from dcl_processor import __version__, observers
+from dcl_processor.errors import describe
 from dcl_processor.log_fields import Running
-from dcl_processor.log_fields import running as running_now
-from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES, Collector
-from dcl_processor.observers import Handling
+from dcl_processor.masking import shown
+from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES
+from dcl_processor.observers import Handling, Observer
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report
 from dcl_processor.worker import worker_number
@@ -49,17 +44,8 @@ LONGEST = 200
 
 logger = logging.getLogger("dcl_processor.operations")
 
-#: Values of histograms that are kept until the next export, at most.
-MOST_KEPT = 64
-
-#: A context without a span, and not empty: for an empty one the SDK takes the current one.
-NO_SPAN = Context({SYSTEM: None})
-
 #: Milliseconds that the exporters have to send what they keep, when a worker ends.
 FLUSH_WITHIN = 5_000
-
-#: What may identify a person: addresses, credentials in a URL, and long numbers.
-_SENSITIVE = re.compile(r"[^\s@<>,;]+@[^\s@<>,;]+|\d{5,}")
 
 _instrumented: Telemetry | None = None
 
@@ -100,7 +86,7 @@ class _Run:
     links: list[Link] = field(default_factory=list)
 
 
-class Telemetry(Collector):
+class Telemetry(Observer):
     """Makes spans, and records metrics, with the providers of the project."""
 
     def __init__(
@@ -110,10 +96,9 @@ class Telemetry(Collector):
         *,
         row_ids: bool,
     ) -> None:
-        super().__init__()
         self._providers = (tracer_provider, meter_provider)
         self._row_ids = row_ids
-        own = SYSTEM, _version()
+        own = SYSTEM, __version__
         self._tracer = trace.get_tracer(*own, tracer_provider)
         meter = metrics.get_meter(*own, meter_provider)
         seconds = partial(meter.create_histogram, unit="s")
@@ -132,21 +117,16 @@ class Telemetry(Collector):
             description="Seconds for which a row was pending at its claim.",
             explicit_bucket_boundaries_advisory=AGES,
         )
-        # Counted by the collector, because a record costs many times as much as a count.
-        rows = partial(meter.create_observable_counter, unit="{row}")
-        rows("dcl_processor.rows", [self._rows], description="Rows that have an outcome.")
-        rows(
-            "dcl_processor.row.retries",
-            [lambda _: self._numbers("retries")],
-            description="Failed rows that are to be tried again.",
+        rows = partial(meter.create_counter, unit="{row}")
+        self._rows = rows("dcl_processor.rows", description="Rows that have an outcome.")
+        self._retries = rows(
+            "dcl_processor.row.retries", description="Failed rows that are to be tried again."
         )
-        rows(
+        self._lost_leases = rows(
             "dcl_processor.row.lost_leases",
-            [lambda _: self._numbers("lost_leases")],
             description="Rows that another worker had taken over at their settlement.",
         )
-        #: Records of histograms: one that follows another one takes a fraction of the time.
-        self._kept: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
         #: By their ids.
         self._runs: dict[str, _Run] = {}
 
@@ -199,7 +179,7 @@ class Telemetry(Collector):
             attributes = {**_of(call.label), "messaging.operation.name": OPERATION}
             if error is not None and outcome == "failed":
                 attributes["error.type"] = type(error).__qualname__
-            self._keep(self._duration, call.duration, attributes)
+            self._duration.record(call.duration, attributes)
 
     def _links(self, run: _Run) -> list[Link]:
         """Return the link to the span of a run, which is made for its first row."""
@@ -234,32 +214,19 @@ class Telemetry(Collector):
     def claimed(self, name: str, ages: Sequence[float]) -> None:
         attributes = _of(name)
         for each in ages:
-            self._keep(self._age, each, attributes)
+            self._age.record(each, attributes)
 
     def unlocked(self, name: str, seconds: float) -> None:
-        self._keep(self._lock_duration, seconds, _of(name))
+        self._lock_duration.record(seconds, _of(name))
 
-    def _keep(self, histogram: Histogram, value: float, attributes: dict[str, str]) -> None:
-        run = self._runs.get(getattr(running_now.get(), "id", ""))
-        context = contexts.get_current() if run is None else run.context
-        self._kept.append(partial(histogram.record, value, attributes, context or NO_SPAN))
-        if len(self._kept) >= MOST_KEPT:
-            self._record_kept()
-
-    def _record_kept(self) -> None:
-        with suppress(IndexError):  # another thread may have taken the last one
-            while self._kept:
-                self._kept.popleft()()
-
-    def _rows(self, _: CallbackOptions) -> Iterator[Observation]:
-        self._record_kept()  # before the histograms are exported
-        for name, tally in self.snapshot().items():
-            for outcome, number in tally.rows.items():
-                yield Observation(number, {**_of(name), "dcl_processor.outcome": outcome})
-
-    def _numbers(self, field: str) -> Iterator[Observation]:
-        for name, tally in self.snapshot().items():
-            yield Observation(getattr(tally, field), _of(name))
+    def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
+        attributes = _of(name)
+        if outcome in OUTCOMES:
+            self._rows.add(1, {**attributes, "dcl_processor.outcome": outcome})
+        else:
+            self._lost_leases.add(1, attributes)
+        if is_retried:
+            self._retries.add(1, attributes)
 
     def flush(self) -> None:
         own = self._providers
@@ -267,36 +234,23 @@ class Telemetry(Collector):
             own[0] or trace.get_tracer_provider(),
             own[1] or metrics.get_meter_provider(),
         ]
-        # Those of the SDK, and not of the API.
-        flushes = {_flushed(each): each for each in providers if hasattr(each, "force_flush")}
-        sent, late = wait(flushes, FLUSH_WITHIN / 1_000)
-        for each in late:
-            logger.warning(
-                "%s did not send what it keeps within %g s, and the rest may be lost",
-                type(flushes[each]).__name__,
-                FLUSH_WITHIN / 1_000,
-            )
-        for each in sent:
-            each.result()
-
-
-def _flushed(provider: Any) -> Future[None]:
-    """Let a provider send what it keeps, in a thread, which no process waits for.
-
-    A ``BatchSpanProcessor`` ignores the time limit, and an exporter tries again for a minute while
-    its collector is away.
-    """
-    answer = Future[None]()
-
-    def flush() -> None:
-        try:
-            provider.force_flush(FLUSH_WITHIN)
-            answer.set_result(None)
-        except Exception as error:  # noqa: BLE001  # raised again where it is reported
-            answer.set_exception(error)
-
-    threading.Thread(target=flush, name="dcl_processor.otel", daemon=True).start()
-    return answer
+        # In threads, which no process waits for: a ``BatchSpanProcessor`` ignores the time limit,
+        # and an exporter tries again for a minute while its collector is away.
+        under_way = {
+            each: threading.Thread(target=each.force_flush, args=[FLUSH_WITHIN], daemon=True)
+            for each in providers
+            if hasattr(each, "force_flush")  # those of the SDK, and not of the API
+        }
+        for thread in under_way.values():
+            thread.start()
+        for each, thread in under_way.items():
+            thread.join(FLUSH_WITHIN / 1_000)
+            if thread.is_alive():
+                logger.warning(
+                    "%s did not send what it keeps within %g s, and the rest may be lost",
+                    type(each).__name__,
+                    FLUSH_WITHIN / 1_000,
+                )
 
 
 @lru_cache
@@ -324,16 +278,4 @@ def _outcome(error: BaseException) -> str:
 
 def _fail(span: Span, error: BaseException) -> None:
     span.set_attribute("error.type", type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, masked(error)))
-
-
-def masked(error: BaseException) -> str:
-    """Return an error's text in one short line, without secrets, addresses and long numbers."""
-    return _SENSITIVE.sub("…", printable(masking.masked(describe(error))))[:LONGEST]
-
-
-def _version() -> str:
-    try:
-        return version("dcl-processor")
-    except PackageNotFoundError:  # run from a checkout
-        return ""
+    span.set_status(Status(StatusCode.ERROR, shown(describe(error), LONGEST)))

@@ -9,13 +9,11 @@ by statements of one transaction.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import DataError, connections, transaction
+from django.db import connections
 from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import KeyList, Question, these
@@ -169,9 +167,7 @@ def _write(lane: Lane, batch: Batch, mark: Mark) -> None:
             annotated = question.queryset.query.annotation_select.keys() & vars(held.row).keys()
             # As they were read under the lock.
             kept = {name: vars(held.row)[name] for name in annotated}
-            # Without its conditions, pending may divide by zero, or read what is no number.
-            with suppress(DataError), transaction.atomic(using=question.using):
-                held.row = next(chain.from_iterable(question.as_pending(held.pk, names)), held.row)
+            held.row = next(iter(question.bare(held.pk)), held.row)
             vars(held.row).update(kept)
     after = {pk: {name: read[name] for name in names} for pk, read in found.items()}
     _record(lane, batch, mark, before, after)

@@ -2,8 +2,7 @@
 
 It has a connection of its own, as Django gives one to each thread, so that nothing of the ledger
 is ever part of a handler's transaction. A database that does not answer keeps this thread waiting,
-and a run only for a bounded time: after that, the run goes on without the ledger for a while, which
-grows. A thread that waits for much longer has a dead connection, and a new thread takes its place.
+and a run only for a bounded time: after that, the run goes on without the ledger for a while.
 Inside ``TestCase`` the test's own connection is used instead, because another one would not see the
 test's rows, and would leave rows behind.
 """
@@ -15,7 +14,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -45,15 +43,8 @@ IDLE = 1.0
 #: Seconds after which an error comes late, as does that of a host that cannot be reached.
 LATE = 0.5
 
-#: Seconds without a question after a late answer, or none: at first, and at most.
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 60.0
-
-#: Seconds after those of the patience after which a thread without an answer is replaced, and the
-#: most threads that were replaced and have not ended: each of them may have a connection.
-DEAD_AFTER, MOST_REPLACED = 30.0, 2
-
-#: Seconds between two looks at whether the thread is to be replaced.
-LOOK_EVERY = 5.0
+#: Seconds without a question after a late answer, or none.
+PAUSE = 30.0
 
 #: Seconds between two warnings that the ledger cannot be used.
 WARN_EVERY = 300.0
@@ -61,22 +52,6 @@ WARN_EVERY = 300.0
 
 class UnreachableError(Exception):
     """The ledger could not be read or written."""
-
-
-class _Line(threading.Thread):
-    """One thread, and since when it has been busy."""
-
-    def __init__(self, serve: Callable[[_Line], None]) -> None:
-        super().__init__(target=serve, args=[self], name="dcl_processor: ledger", daemon=True)
-        #: When it began with a job, a tick or a statement; ``None``: it waits.
-        self.busy_since: float | None = None
-        #: Whether it is to end.
-        self.is_over = False
-
-    @property
-    def busy_for(self) -> float:
-        since = self.busy_since
-        return 0.0 if since is None else time.monotonic() - since
 
 
 class Desk:
@@ -90,104 +65,62 @@ class Desk:
         self._patience = patience
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        #: The thread, if there is one.
-        self._line: _Line | None = None
-        #: Those that were replaced, as long as they have not ended.
-        self._replaced: list[_Line] = []
+        #: The thread, if there is one, and whether it is to end.
+        self._thread: threading.Thread | None = None
+        self._is_over = False
         self._warned = -WARN_EVERY
         self._next_try = 0.0
-        self._pause = 0.0
 
-    def call(self, do: Callable[[], T], *, within: float | None = None) -> T:
-        """Do something with the tables, and return the result; raise ``UnreachableError``.
-
-        ``within``: seconds to wait, also during the pause after a question without an answer.
-        """
+    def call(self, do: Callable[[], T]) -> T:
+        """Do something with the tables, and return the result; raise ``UnreachableError``."""
         asked, inline = time.monotonic(), is_inline()
-        if not inline and within is None and self._is_silent():
+        if not inline and self._is_silent():
             raise self._unreachable("no answer, and it is not asked again yet")
         try:
-            result = do() if inline else self._by_thread(do, within)
+            return do() if inline else self._by_thread(do)
         except UnreachableError:
             raise
         except Exception as error:
             if time.monotonic() - asked >= LATE:
-                self._pause_longer()
+                self._be_silent()
             raise self._unreachable(described(error)) from error
-        self._answered()
-        return result
 
-    def _by_thread(self, do: Callable[[], T], within: float | None) -> T:
+    def _by_thread(self, do: Callable[[], T]) -> T:
         answer = self._post(do)
-        patience = self._patience if within is None else within
-        if not wait([answer], patience).done:
+        if not wait([answer], self._patience).done:
             answer.cancel()  # put later, its question would be out of date
-            self._pause_longer()
-            raise self._unreachable(f"no answer within {patience:.3g} s")
+            self._be_silent()
+            raise self._unreachable(f"no answer within {self._patience:.3g} s")
         return answer.result()
 
     def _is_silent(self) -> bool:
         """Return whether a question would only wait: a run asks for each row that fails."""
-        line = self._line
-        is_stuck = line is not None and line.busy_for >= self._patience
-        return is_stuck or time.monotonic() < self._next_try
+        return time.monotonic() < self._next_try
 
-    def _pause_longer(self) -> None:
-        if time.monotonic() < self._next_try:
-            return  # another thread has found the same
-        self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-        self._next_try = time.monotonic() + self._pause
-
-    def _answered(self) -> None:
-        self._next_try = self._pause = 0.0
+    def _be_silent(self) -> None:
+        self._next_try = time.monotonic() + PAUSE
 
     def _post(self, do: Callable[[], T]) -> Future[T]:
         answer = Future[T]()
         with self._lock:
             self._jobs.put((answer, do))
-            if self._line is None:
-                self._start()
-            else:
-                self._line.is_over = False  # it may have been asked to end before this job
+            self._is_over = False  # it may have been asked to end before this job
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="dcl_processor: ledger", daemon=True
+                )
+                self._thread.start()
         return answer
-
-    def _start(self) -> None:
-        """Start a thread, which does the jobs before its first tick; the caller has the lock."""
-        line = self._line = _Line(self._serve)
-        line.start()
-        guard = threading.Thread(target=self._look_after, args=[line], daemon=True)
-        guard.name = "dcl_processor: guard of the ledger"
-        guard.start()
-
-    def _look_after(self, line: _Line) -> None:
-        while line is self._line and line.is_alive():
-            line.join(LOOK_EVERY)
-            self.relieve()
-
-    def relieve(self) -> None:
-        """Let a new thread take over from one that has waited for an answer for too long.
-
-        Nothing in this process can end the wait for an answer of a dead connection.
-        """
-        with self._lock:
-            line = self._line
-            if line is None or line.busy_for < self._patience + DEAD_AFTER:
-                return
-            self._replaced = [each for each in self._replaced if each.is_alive()]
-            if len(self._replaced) < MOST_REPLACED:
-                self._replaced.append(line)
-                self._start()
 
     def close(self) -> None:
         """Do what is left, and end the thread."""
         with self._lock:
-            line = self._line
-            if line is None:
+            thread = self._thread
+            if thread is None:
                 return
-            line.is_over = True
+            self._is_over = True
             self._jobs.put((Future(), lambda: None))  # wakes it
-            patience = self._patience - line.busy_for
-        line.join(max(0.0, patience))
+        thread.join(0.0 if self._is_silent() else self._patience)
 
     def warn(self, why: str) -> None:
         """Log that the ledger cannot be used, now and then."""
@@ -202,57 +135,40 @@ class Desk:
         self.warn(why)
         return UnreachableError(why)
 
-    def _serve(self, line: _Line) -> None:
+    def _serve(self) -> None:
         tick_at = idle_since = time.monotonic()
         try:
-            with connections[alias()].execute_wrapper(partial(self._execute, line)):
-                while not self._ends(line, time.monotonic() - idle_since >= IDLE):
-                    line.busy_since = None
-                    with suppress(Empty):
-                        job = self._jobs.get(timeout=max(0.0, tick_at - time.monotonic()))
-                        line.busy_since = time.monotonic()
-                        _do(*job)
-                    now = time.monotonic()
-                    if now >= tick_at and line is self._line:
-                        tick_at, line.busy_since = now + POLL, now
-                        if self._ticks(line):
-                            idle_since = now
+            while not self._ends(time.monotonic() - idle_since >= IDLE):
+                with suppress(Empty):
+                    _do(*self._jobs.get(timeout=max(0.0, tick_at - time.monotonic())))
+                now = time.monotonic()
+                if now >= tick_at:
+                    tick_at = now + POLL
+                    if self._is_needed():
+                        idle_since = now
         finally:
             with self._lock:
-                if line is self._line:  # an error ends the thread, and a new one may be started
-                    self._line = None
+                if self._thread is threading.current_thread():  # an error ends it
+                    self._thread = None
             with suppress(Exception):
                 connections.close_all()
 
-    def _execute(self, line: _Line, execute: Callable[..., Any], *statement: Any) -> Any:
-        # Race: late answer. The new thread has read and written since. A statement of the replaced
-        # thread would overwrite newer data.
-        if line is not self._line:
-            raise UnreachableError("another thread has taken over")
-        line.busy_since = time.monotonic()
-        return execute(*statement)
-
-    def _ticks(self, line: _Line) -> bool:
-        is_needed, why = True, ""
+    def _is_needed(self) -> bool:
         try:
             is_needed = self._tick()
         except Exception as error:  # noqa: BLE001  # the next one may work
-            why = described(error)
+            self.warn(described(error))
             close()
-        if line is not self._line:
-            return False  # it says nothing of the connection of the new thread
-        if why:
-            self.warn(why)
-        elif is_needed:
-            self._answered()  # perhaps before the pause is over
+            return True
+        if is_needed:
+            self._next_try = 0.0  # it has an answer, perhaps before the pause is over
         return is_needed
 
-    def _ends(self, line: _Line, is_idle: bool) -> bool:
+    def _ends(self, is_idle: bool) -> bool:
         with self._lock:
-            if line is self._line:
-                if not (self._jobs.empty() and (is_idle or line.is_over)):
-                    return False
-                self._line = None
+            if not (self._jobs.empty() and (is_idle or self._is_over)):
+                return False
+            self._thread = None
         return True
 
 

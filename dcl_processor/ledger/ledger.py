@@ -45,11 +45,8 @@ class Record:
         self.works = works
         self._ledger = ledger
 
-    def begin_worker(self, worker: int) -> Mapping[str, int | None]:
-        """Take note that a worker is started; return the orders to stop that it is to ignore."""
-        for name, work in self.works.items():
-            orders = self._ledger.orders.get(name)
-            work.begin_worker(worker, 0 if orders is None else orders.seen)
+    def older_stops(self) -> Mapping[str, int | None]:
+        """Return the orders to stop that a worker is to ignore, whenever it is started."""
         return {name: work.stops for name, work in self.works.items()}
 
     def progress(self, worker: int, name: str, progress: Progress) -> None:
@@ -95,8 +92,6 @@ class Ledger:
         self._lock = threading.Lock()
         self._records: list[Record] = []
         self._overseers: list[RunOverseer] = []
-        #: Whether the end of a record could not be written, and none has been since.
-        self._has_missed = False
         self._tokens: dict[tuple[str, float], Tokens] = {}
         self._looked: dict[str, float] = {}
         self._pruned = 0.0
@@ -140,7 +135,7 @@ class Ledger:
         send: Callable[[str, Progress], None],
         stops: Mapping[str, int | None],
     ) -> Record:
-        """Begin to send what this process does to its parent; ``stops``: by ``begin_worker()``."""
+        """Begin to send what this process does to its parent; ``stops``: by ``older_stops()``."""
         record = self.command("worker", names)
         for name, known in stops.items():
             if known is not None:
@@ -174,7 +169,7 @@ class Ledger:
             return self.desk.call(lambda: take(name, rate, rows, whole=whole))
 
         with self._lock:
-            return self._tokens.setdefault((name, rate), Tokens(rate, ask))
+            return self._tokens.setdefault((name, rate), Tokens(ask))
 
     def end_run(self, overseer: RunOverseer, report: Report, error: BaseException | None) -> None:
         """Take note of the end of a run."""
@@ -207,23 +202,17 @@ class Ledger:
     def _write_ends(self, works: list[Work]) -> None:
         """Write the ends of records; one that cannot be written is shown as lost."""
         until = time.monotonic() + AT_ONCE_FOR
-        for work in works:
-            work.finished = time.monotonic()
-        # Another run waits already, or has waited and failed.
-        within = None if self._has_missed else AT_ONCE_FOR
-        while within is None or within > 0:
+        while True:
             try:
-                self.desk.call(lambda: self._flush(works), within=within)
+                self.desk.call(lambda: self._flush(works))
             except UnreachableError as error:
-                self._has_missed = True
-                if within is None or is_inline() or not may_pass(error.__cause__):
+                cause = error.__cause__
+                if cause is None or not may_pass(cause) or time.monotonic() > until or is_inline():
                     return
+                # The connection may have been cut, or the server restart.
+                time.sleep(AGAIN_AFTER)
             else:
-                self._has_missed = False
                 return
-            # The connection may have been cut, or the server restart.
-            time.sleep(AGAIN_AFTER)
-            within = until - time.monotonic()
 
     def _flush(self, works: list[Work]) -> None:
         for work in works:
@@ -243,7 +232,7 @@ class Ledger:
     def read(self, names: Collection[str]) -> None:
         """Read the orders of processors now; without an answer the last ones stay."""
         with suppress(UnreachableError):
-            self._note(self.desk.call(lambda: read_orders(names)))
+            self.desk.call(lambda: self.orders.update(read_orders(names)))
 
     # --- inside
 
@@ -265,22 +254,13 @@ class Ledger:
             self._records.append(record)
         return record
 
-    def _note(self, found: Mapping[str, Orders]) -> None:
-        """Take note of the orders that were read."""
-        with self._lock:
-            for name, orders in found.items():
-                last = self.orders.get(name)
-                # Race: late answer. Another thread may have asked later, and read newer orders.
-                if last is None or orders.asked_at >= last.asked_at:
-                    self.orders[name] = orders
-
     def _tick(self) -> bool:
         """Read the orders, and write what has changed; return whether there is anything to do."""
         with self._lock:
             records, overseers = [*self._records], [*self._overseers]
         names = {name for record in records for name in record.works}
         if names:
-            self._note(read_orders(names))
+            self.orders.update(read_orders(names))
         for overseer in overseers:
             overseer.tick()
         for record in records:

@@ -38,9 +38,6 @@ class Control(models.Model):
     succeeded_at = models.DateTimeField(null=True)
     succeeded_by = models.UUIDField(null=True)
     open_until = models.DateTimeField(null=True)
-    #: The worker that tries one row, and until when it is trusted to be alive.
-    probe = models.UUIDField(null=True)
-    probe_until = models.DateTimeField(null=True)
     #: The rate: a window of time, and the rows that were allowed to start in it.
     window = models.BigIntegerField(default=0)
     used = models.BigIntegerField(default=0)
@@ -80,8 +77,6 @@ class RecordedRun(models.Model):
     #: Seconds that handlers have taken, one call after another, and those of the slowest call.
     handler_seconds = models.FloatField(default=0)
     slowest = models.FloatField(default=0)
-    #: Rows tried per second: of the last seconds, and at the end of the whole.
-    rate = models.FloatField(default=0)
     #: Why it ended, as in a report; empty while it goes on.
     stopped = models.CharField(max_length=20, default="")
     #: The last error that ended it, or that a row failed with.

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
 from dcl_processor import steady as time
@@ -39,11 +39,8 @@ Subject = BatchProcessor[Any] | str
 #: Seconds for which a success of another worker shows that not everything fails.
 RECENT = 2.0
 
-#: Seconds for which a worker that tries a row is trusted to be alive; renewed while it lives.
-PROBE_FOR = 30.0
-
 #: The columns of a breaker that is closed after a pause.
-CLOSED: Mapping[str, Any] = {"failures": 0, "open_until": None, "probe": None, "probe_until": None}
+CLOSED: Mapping[str, Any] = {"failures": 0, "open_until": None}
 
 
 def pause(
@@ -82,22 +79,16 @@ def resume(processor: Subject, *, by: str = "") -> bool:
     """End the pause of the processor; return whether it was paused, or its breaker open.
 
     ``processor``: as for ``pause()``. After a pause of ``ALL``, those that were paused by
-    themselves stay paused. A breaker that is open is closed, with ``ALL`` that of each processor:
-    all workers continue at once.
+    themselves stay paused. The processor's breaker is closed if it is open: all workers continue at
+    once.
     """
     name = name_of(processor)
     is_paused = Q(paused_at__isnull=False) & (
         Q(paused_until=None) | Q(paused_until__gt=DatabaseNow())
     )
-    is_open = Q(open_until__isnull=False)
-    closed = {**CLOSED, **_ordered(by)}
-    values = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    changed = _change(
-        name, {**values, "revision": F("revision") + 1, **closed}, is_paused | is_open
-    )
-    if name == ALL:
-        changed += sum(_change(each, closed, is_open) for each in _breakers(name))
-    return changed > 0
+    ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
+    values = {**ended, "revision": F("revision") + 1, **CLOSED, **_ordered(by)}
+    return _change(name, values, is_paused | Q(open_until__isnull=False)) > 0
 
 
 def stop(processor: Subject, *, by: str = "") -> None:
@@ -113,13 +104,12 @@ def stop(processor: Subject, *, by: str = "") -> None:
 def run_now(processor: Subject, *, by: str = "") -> None:
     """Let the watches of the processor look for rows at once, and not at their next look.
 
-    ``processor``: as for ``pause()``. If a breaker is open, with ``ALL`` that of any processor, a
-    worker tries one row at once. A paused processor stays paused.
+    ``processor``: as for ``pause()``. If the processor's breaker is open, a worker tries one row at
+    once. A paused processor stays paused.
     """
     name = name_of(processor)
     # First, or a watch that is woken in between would find the breaker open.
-    for each in _breakers(name):
-        _change(each, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
+    _change(name, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
     _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
     if isinstance(processor, BatchProcessor):
         notify.wake(processor)
@@ -127,16 +117,6 @@ def run_now(processor: Subject, *, by: str = "") -> None:
 
 def _ordered(by: str) -> dict[str, Any]:
     return {"ordered_by": person(by), "ordered_at": DatabaseNow()}
-
-
-def _breakers(name: str) -> list[str]:
-    """Return whose breaker an order is for; for all processors, each one whose breaker is open."""
-    if name != ALL:
-        return [name]
-    # One by one: two orders that lock several rows, each in its own order, would wait in a ring.
-    is_open = Control.objects.using(alias()).filter(open_until__isnull=False)
-    with waiting_for(name):
-        return list(is_open.values_list("processor", flat=True))
 
 
 def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:
@@ -182,8 +162,9 @@ def _end(until: datetime | timedelta | float | None) -> Any:
 
 # --- the breaker; each function is one statement, or two
 #
-# Closed: ``open_until`` is empty. Open: it is in the future. Half-open: it is over, and one worker
-# may try one row, the probe.
+# Closed: ``open_until`` is empty. Open: it is in the future. Half-open: it is over, and a worker
+# may try one row, the probe. It begins the pause again for that: no other worker tries one
+# meanwhile, and if this one dies, another one does after the pause.
 
 
 def count_failure(name: str, breaker: Breaker, worker: UUID) -> None:
@@ -196,7 +177,7 @@ def count_failure(name: str, breaker: Breaker, worker: UUID) -> None:
     succeeded_elsewhere = Q(succeeded_at__gt=_later(-RECENT)) & ~Q(succeeded_by=worker)
     enough = row_of(name).filter(failures__gte=breaker.failures, open_until=None)
     enough.filter(Q(succeeded_at=None) | ~succeeded_elsewhere).update(
-        open_until=_later(breaker.seconds), probe=None, probe_until=None
+        open_until=_later(breaker.seconds)
     )
 
 
@@ -207,36 +188,36 @@ def note_success(name: str, worker: UUID) -> None:
     )
 
 
-def take_probe(name: str, worker: UUID) -> bool:
+def take_probe(name: str, breaker: Breaker) -> bool:
     """Return whether this worker is the one that tries a row, now that the pause is over."""
-    # Its own: the answer may have been lost.
-    free = Q(probe=None) | Q(probe=worker) | Q(probe_until__lte=DatabaseNow())
-    # Race: two probes. Of two workers that find it free, the second one waits for the row's lock,
-    # and its statement then finds the first one's probe.
-    half_open = row_of(name).filter(free, open_until__lte=DatabaseNow())
-    return bool(half_open.update(probe=worker, probe_until=_later(PROBE_FOR)))
+    # Race: two probes. Of two workers that find it over, the second one waits for the row's lock,
+    # and its statement then finds the pause that the first one has begun.
+    half_open = row_of(name).filter(open_until__lte=DatabaseNow())
+    return bool(half_open.update(open_until=_later(breaker.seconds)))
 
 
-def renew_probe(name: str, worker: UUID) -> bool:
-    """Stay the worker that tries a row; return whether it still is."""
-    return bool(row_of(name).filter(probe=worker).update(probe_until=_later(PROBE_FOR)))
+def renew_probe(name: str, breaker: Breaker) -> None:
+    """Stay the worker that tries a row, unless an operator has closed the breaker."""
+    _opened(name).update(open_until=_later(breaker.seconds))
 
 
-def release_probe(name: str, worker: UUID) -> None:
+def release_probe(name: str) -> None:
     """Let another worker try a row, because this one found none."""
-    row_of(name).filter(probe=worker).update(probe=None, probe_until=None)
+    _opened(name).update(open_until=DatabaseNow())
 
 
-def probe_succeeded(name: str, run: UUID, worker: UUID) -> None:
+def probe_succeeded(name: str, worker: UUID) -> None:
     """Close the breaker."""
-    row_of(name).filter(probe=run).update(**CLOSED, succeeded_at=DatabaseNow(), succeeded_by=worker)
+    _opened(name).update(**CLOSED, succeeded_at=DatabaseNow(), succeeded_by=worker)
 
 
-def probe_failed(name: str, breaker: Breaker, worker: UUID) -> None:
+def probe_failed(name: str, breaker: Breaker) -> None:
     """Begin the pause again."""
-    row_of(name).filter(probe=worker).update(
-        failures=F("failures") + 1, open_until=_later(breaker.seconds), probe=None, probe_until=None
-    )
+    _opened(name).update(failures=F("failures") + 1, open_until=_later(breaker.seconds))
+
+
+def _opened(name: str) -> QuerySet[Control]:
+    return row_of(name).filter(open_until__isnull=False)
 
 
 def _later(seconds: float) -> Later:
@@ -250,9 +231,8 @@ def _later(seconds: float) -> Later:
 class Orders:
     """What is ordered of one processor, orders for all processors included."""
 
-    #: When the answer was there, and when the query was sent, by this process's monotonic clock.
+    #: When the answer was there, by this process's monotonic clock.
     read_at: float
-    asked_at: float
     seen: int = 0
     is_paused: bool = False
     stops: int = 0
@@ -274,22 +254,18 @@ class Orders:
 
 def read_orders(names: Collection[str]) -> Mapping[str, Orders]:
     """Return the orders for each of these processors."""
-    asked = time.monotonic()
     wanted = Control.objects.using(alias()).filter(processor__in=[ALL, *names])
     found = {row.processor: row for row in wanted.annotate(clock=DatabaseNow())}
     # Behind the query: a breaker's pause that was thought too short would end the run.
     now = time.monotonic()
     everywhere = found.get(ALL)
-    return {name: _orders(now, asked, found.get(name), everywhere) for name in names}
+    return {name: _orders(now, found.get(name), everywhere) for name in names}
 
 
-def _orders(
-    read_at: float, asked_at: float, own: Control | None, everywhere: Control | None
-) -> Orders:
+def _orders(read_at: float, own: Control | None, everywhere: Control | None) -> Orders:
     both = [row for row in (own, everywhere) if row is not None]
     return Orders(
         read_at=read_at,
-        asked_at=asked_at,
         seen=sum(row.revision for row in both),
         is_paused=any(is_paused(row) for row in both),
         stops=sum(row.stops for row in both),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from uuid import uuid4
 
-from dcl_processor import steady as time
 from dcl_processor.oversight import Hold
 from dcl_processor.report import Report
 
@@ -46,8 +44,6 @@ class RunOverseer:
     ) -> None:
         self.work = work
         self.record = record
-        #: Recognises this run, in the breaker's columns.
-        self.id = uuid4()
         self._ledger = ledger
         self._name = processor.name
         self._counts = counts
@@ -58,9 +54,6 @@ class RunOverseer:
         self.window = 0
         #: Whether this run is the one that tries a row, and whether it has started the row.
         self._probe: Literal["no", "free", "started"] = "no"
-        self._ask_probe_at = 0.0
-        #: By the monotonic clock: later, another worker may try a row. Written by two threads.
-        self._probe_until = 0.0
         #: Batches that have begun, and have not ended.
         self._batches = 0
         self._has_succeeded = False
@@ -98,46 +91,32 @@ class RunOverseer:
         return None if self._tokens is None else self._tokens.hold()
 
     def _hold_of_breaker(self, orders: Orders) -> Hold | None:
-        if self._has_probe():
-            return None
         if self._probe == "started":
             return Hold("breaker", LOOK)
-        if orders.opens_in is None:
+        if self._probe == "free" or orders.opens_in is None:
             return None
         if self._batches:
             # Race: two probes. The end of a row that started before is not that of the probe.
             return Hold("breaker", LOOK)
         if self._hands_out or orders.open_for > 0:
             return Hold("breaker", max(orders.open_for, LOOK) if not self._hands_out else None)
-        now = time.monotonic()
-        if now >= self._ask_probe_at:
-            self._ask_probe_at = now + POLL
-            with suppress(UnreachableError):
-                take = self._call(lambda: control.take_probe(self._name, self.id))
-                self._probe = "free" if take else "no"
-                # From before the question: the table's time is later.
-                self._probe_until = now + control.PROBE_FOR
-                self._ledger.read([self._name])
+        breaker = self._breaker
+        assert breaker is not None
+        with suppress(UnreachableError):
+            if self._call(lambda: control.take_probe(self._name, breaker)):
+                self._probe = "free"
+            self._ledger.read([self._name])
         if self._probe == "free" or (self._orders or orders).opens_in is None:
             return None
         # Another worker tries a row, which may take long.
         return Hold("breaker")
 
-    def _has_probe(self) -> bool:
-        """Return whether this run may start the row that is tried."""
-        # Race: two probes. A run that could not renew its own in time may not start the row.
-        if self._probe == "free" and time.monotonic() >= self._probe_until:
-            self._probe = "no"
-        return self._probe == "free"
-
     def take(self, rows: int, *, whole: bool = False) -> int:
         """Return how many of so many rows may start."""
-        if self._probe == "started":
+        if self._probe == "started" or self.must_stop():
             return 0
-        if self._probe != "no" and self._has_probe():
-            rows = rows if whole else 1
-        elif self.must_stop():
-            return 0
+        if self._probe == "free" and not whole:
+            rows = min(rows, 1)
         if self._tokens is not None:
             rows, self.window = self._tokens.take(rows, whole=whole)
         if rows and self._probe == "free":
@@ -167,8 +146,7 @@ class RunOverseer:
         orders = self._orders
         if self._probe != "no":
             self._probe = "no"
-            worker = self._ledger.id
-            self._change(lambda: control.probe_succeeded(self._name, self.id, worker))
+            self._change(lambda: control.probe_succeeded(self._name, self._ledger.id))
         elif orders is not None and orders.failures > 0:
             self._change(lambda: control.note_success(self._name, self._ledger.id))
 
@@ -178,7 +156,7 @@ class RunOverseer:
         self._has_succeeded = False  # what is in a row begins now
         if self._probe != "no":
             self._probe = "no"
-            self._change(lambda: control.probe_failed(self._name, breaker, self.id))
+            self._change(lambda: control.probe_failed(self._name, breaker))
         else:
             self._change(lambda: control.count_failure(self._name, breaker, self._ledger.id))
 
@@ -196,18 +174,14 @@ class RunOverseer:
             self._has_succeeded = False
             control.note_success(self._name, self._ledger.id)
         if self._probe != "no":
-            now = time.monotonic()
-            if control.renew_probe(self._name, self.id):
-                self._probe_until = now + control.PROBE_FOR
-            elif self._probe == "free":
-                self._probe_until = now  # another worker has it, or an operator has ended the pause
+            control.renew_probe(self._name, self._breaker)
 
     def end(self, report: Report, error: BaseException | None) -> None:
         """Take note of the end of the run."""
         try:
             if self._probe != "no":
                 self._probe = "no"
-                self._change(lambda: control.release_probe(self._name, self.id))
+                self._change(lambda: control.release_probe(self._name))
         finally:
             if not self._hands_out:
                 self.work.end(self._counts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,15 +30,11 @@ from .tables import alias
 if TYPE_CHECKING:
     from dcl_processor.runner.counters import Counters
 
-#: The counts that are kept, and those that are rows which a handler was called for.
+#: The counts that are kept.
 KEPT = (*COUNTS, "to_retry")
-TRIED = ("processed", "failed", "discarded", "snoozed")
 
 #: Seconds between two writes of a row of which nothing has changed.
 HEARTBEAT = 10.0
-
-#: Seconds over which the rate is that of now.
-MOVING = 10.0
 
 #: Seconds after which a run that has counted nothing yet is shown: its first handler takes long.
 SHOWN_AFTER = 1.0
@@ -84,18 +80,12 @@ class Work:
     _workers: dict[int, Progress] = field(default_factory=dict)
     #: What workers had done that have a successor.
     _workers_before: dict[int, Done] = field(default_factory=dict)
-    #: Workers of which nothing was heard yet, with the order that this process had seen then.
-    _starting: dict[int, int] = field(default_factory=dict)
     #: Workers that have died, and that have no successor yet.
     _died: set[int] = field(default_factory=set)
     #: Whether its row was inserted, or may have been.
     has_row: bool = False
-    #: When it ended, by the monotonic clock; its end may be written later.
-    finished: float | None = None
     _written: Any = None
     _written_at: float = 0.0
-    _pace: deque[tuple[float, int]] = field(default_factory=deque)
-    _at_work: float = 0.0
     #: The run's thread adds what the ledger's thread reads.
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -108,16 +98,13 @@ class Work:
         """Return when the runs that are under way have begun."""
         with self._lock:
             own = [since for since, _ in self._live]
-            workers = [each.since for each in self._living().values() if each.since is not None]
+            workers = [each.since for each in self._living() if each.since is not None]
         return own + workers
 
-    def _living(self) -> dict[int, Progress]:
-        """Return the workers of the command that have not ended, and have said something."""
-        return {
-            number: each
-            for number, each in self._workers.items()
-            if not each.is_last and number not in self._died and number not in self._starting
-        }
+    def _living(self) -> list[Progress]:
+        """Return what the workers have sent that have not ended."""
+        workers = self._workers.items()
+        return [each for number, each in workers if not (each.is_last or number in self._died)]
 
     def note_seen(self, seen: int) -> None:
         """Take note of the newest order that this process has seen.
@@ -125,8 +112,7 @@ class Work:
         The workers of the command, while there are any, count instead of this process.
         """
         with self._lock:
-            living = [each.seen for each in self._living().values()]
-            self.seen = min([*self._starting.values(), *living], default=seen)
+            self.seen = min([each.seen for each in self._living()], default=seen)
 
     def begin(self, counts: Counters | Done) -> None:
         """Take note of a run that begins."""
@@ -137,22 +123,14 @@ class Work:
         with self._lock:
             for each in [each for each in self._live if each[1] is counts]:
                 self._live.remove(each)
-                self._at_work += time.monotonic() - each[0]
             self._ended.add(counts)
-
-    def begin_worker(self, worker: int, seen: int) -> None:
-        """Take note that a worker of the command is started; it has seen at least this order."""
-        with self._lock:
-            self._starting[worker] = seen
-        self.note_seen(seen)
 
     def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker of the command has died, and has no row at work any more."""
         with self._lock:
             last = self._workers.get(worker)
-            if worker not in self._starting and last is not None and last.is_last:
+            if last is not None and last.is_last:
                 return  # it has done all of its work
-            self._starting.pop(worker, None)
             self._died.add(worker)
         self.error = why
         self.note_seen(self.seen)
@@ -160,7 +138,6 @@ class Work:
     def progress(self, worker: int, progress: Progress) -> None:
         """Take note of what a worker of the command has done since its start."""
         with self._lock:
-            self._starting.pop(worker, None)
             self._died.discard(worker)
             before = self._workers.get(worker)
             if before is not None and before.pid != progress.pid:
@@ -186,22 +163,14 @@ class Work:
                 self._send(is_last=is_last)
             return
         done, now = self.done(), time.monotonic()
-        if is_last and self.finished is None:
-            self.finished = now
         if not self.has_row and not self._is_worth_a_row(done, now):
             return
         what = done.counts, self.seen, self.at_work, self.error, is_last
         if what == self._written and now - self._written_at < HEARTBEAT:
             return
-        values = self._values(done, now, is_last=is_last)
+        values = self._values(done, is_last=is_last)
         table = RecordedRun.objects.using(alias())
-        own = table.filter(pk=self.id)
-        if not is_last:
-            # Race: late answer. Another thread may have written the end since the counts were read.
-            own = own.filter(finished_at=None)
-        if not self.has_row or not own.update(**values):
-            if not is_last and self.finished is not None:
-                return  # the end is there, or will be
+        if not self.has_row or not table.filter(pk=self.id).update(**values):
             # New, or emptied by a person, or by the retention.
             self._insert(table, values, now)
         self._written, self._written_at = what, now
@@ -237,7 +206,7 @@ class Work:
         is_long = any(now - since >= SHOWN_AFTER for since in self._begun())
         return did_something or is_long or bool(self.error)
 
-    def _values(self, done: Done, now: float, *, is_last: bool) -> dict[str, Any]:
+    def _values(self, done: Done, *, is_last: bool) -> dict[str, Any]:
         values: dict[str, Any] = {
             **{name: done.counts[name] for name in KEPT},
             "handler_seconds": done.handler_seconds,
@@ -247,11 +216,9 @@ class Work:
             "at_work": self.at_work and not is_last,
             "error": self.error,
             "workers": self._documents(),
-            "rate": self._rate(sum(done.counts[name] for name in TRIED), now, is_last=is_last),
         }
-        if is_last and self.finished is not None:
-            finished = Later(timedelta(seconds=self.finished - now))
-            values |= {"finished_at": finished, "stopped": self._why_it_ended()}
+        if is_last:
+            values |= {"finished_at": DatabaseNow(), "stopped": self._why_it_ended()}
         return values
 
     def _why_it_ended(self) -> str:
@@ -268,17 +235,6 @@ class Work:
             }
             for number, each in sorted(self._workers.items())
         ]
-
-    def _rate(self, tried: int, now: float, *, is_last: bool) -> float:
-        if is_last:
-            whole = (self.finished or now) - self.started
-            seconds = self._at_work if self._at_work and not self._workers else whole
-            return tried / seconds if seconds > 0 else 0.0
-        self._pace.append((now, tried))
-        while len(self._pace) > 2 and now - self._pace[0][0] > MOVING:
-            self._pace.popleft()
-        since, before = self._pace[0]
-        return (tried - before) / (now - since) if now > since else 0.0
 
 
 def looked(processor: str) -> None:

@@ -24,6 +24,9 @@ R = TypeVar("R", bound=Plain)
 #: leases and locks decide which rows are free.
 LOST_AFTER = 60.0
 
+#: The counts of rows that a handler was called for.
+TRIED = ("processed", "failed", "discarded", "snoozed")
+
 #: For how long a record is kept, unless the settings say otherwise.
 KEEP = timedelta(days=14)
 
@@ -48,6 +51,7 @@ class Recorded(Plain):
     counts: dict[str, int]
     handler_seconds: float
     slowest: float
+    #: Rows tried per second since the start.
     rate: float
     stopped: str
     error: str
@@ -75,7 +79,10 @@ def _recorded(row: Any) -> Recorded:
     unfinished = "lost" if lost else "running"
     state = unfinished if row.finished_at is None else "finished"
     counts = {name: getattr(row, name) for name in KEPT}
-    return _read(row, Recorded, id=str(row.pk), state=state, counts=counts)
+    tried = sum(counts[name] for name in TRIED)
+    seconds = ((row.finished_at or row.heartbeat_at) - row.started_at).total_seconds()
+    rate = tried / seconds if seconds > 0 else 0.0
+    return _read(row, Recorded, id=str(row.pk), state=state, counts=counts, rate=rate)
 
 
 def _read(row: Any, kind: type[R], **more: Any) -> R:

@@ -22,8 +22,8 @@ from dcl_processor.oversight import Hold
 from .desk import UnreachableError
 from .tables import ensure, row_of, utc
 
-#: Seconds that a run would have to wait if it has never got a token: it ends.
-GIVE_UP = 60.0
+#: Seconds without a question after one that got no answer; a run does not wait for so long.
+WITHOUT_AN_ANSWER = 15.0
 
 #: Tries to take tokens while other workers take some, too.
 TRIES = 10
@@ -84,12 +84,10 @@ def _read(name: str) -> tuple[float, int, int] | None:
 class Tokens:
     """The tokens of a processor in this process, whose runs share them, also one after another.
 
-    ``ask`` calls the function ``take()`` at the ledger. While that cannot be asked, each window has
-    as many tokens as the last one for which it could: the rate without the ledger.
+    ``ask`` calls the function ``take()`` at the ledger. While that cannot be asked, no row starts.
     """
 
-    def __init__(self, rate: float, ask: Callable[[int, bool], Grant]) -> None:
-        self._rate = rate
+    def __init__(self, ask: Callable[[int, bool], Grant]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         #: The number of this window, among those of the process.
@@ -100,9 +98,6 @@ class Tokens:
         #: Rows that used a token in this window, and in the last one.
         self._used = 0
         self._used_before = 0
-        #: What the ledger has granted for this window, and for the last one with a grant.
-        self._granted = 0
-        self._granted_before = 0
 
     def hold(self) -> Hold | None:
         """Return until when no row may start; ``None``: it is worth asking."""
@@ -142,7 +137,6 @@ class Tokens:
         self.window += 1
         self._tokens = 0
         self._used_before, self._used = self._used, 0
-        self._granted_before, self._granted = self._granted or self._granted_before, 0
 
     def _get(self, wanted: int, *, whole: bool) -> None:
         """Get tokens: as many as in the last window, and twice as many if these are used up."""
@@ -156,21 +150,9 @@ class Tokens:
         try:
             grant = self._ask(enough, whole)
         except UnreachableError:
-            grant = self._without_the_ledger(wanted, now, whole=whole)
-        else:
-            self._granted += grant.tokens
+            grant = Grant(0, WITHOUT_AN_ANSWER)
         if grant.tokens or not self._tokens:
             self._valid_until = now + grant.seconds
         self._tokens += grant.tokens
         if grant.tokens < enough:
             self._held_until = now + grant.seconds
-
-    def _without_the_ledger(self, wanted: int, now: float, *, whole: bool) -> Grant:
-        if now < self._valid_until:
-            return Grant(0, self._valid_until - now)
-        if not self._granted_before:
-            return Grant(0, GIVE_UP)
-        tokens = max(self._granted_before, wanted if whole else 0)
-        # What is handled together may need more, and the next windows pay.
-        windows = math.ceil(tokens / self._granted_before)
-        return Grant(tokens, windows * max(1.0, 1 / self._rate))

@@ -179,7 +179,7 @@ def _supervise(
             shown=label(names, number, workers),
             # Those that are older than the command: a worker that starts late, or in the place of a
             # dead one, is to follow the others.
-            stops={} if record is None else record.begin_worker(number),
+            stops={} if record is None else record.older_stops(),
             sends_counts=sends_counts,
         )
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from django.db import connections
 from django.db.models import Q
 
 from dcl_processor import steady as time
+from dcl_processor.interrupts import Interruption
 from dcl_processor.locking.isolation import refuse_outer_transaction
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report
 from dcl_processor.signals import row_finished
 from dcl_processor.values import expect_whole_number
 
-from .handlers import raise_asserted
+from .handlers import HandlerAsserted, asserting, raise_asserted, watched
 from .questions import question_of, refuse_where_nothing_is_tested
-from .turns import Kind, Standing, Turns
-from .workers import Referee, Trace, Worker
+from .referee import LOCKS, Referee, Trace, summary
+from .turns import Kind, Standing, Step, Turns
 
 #: Seconds in which the workers have to end after the race was called off.
 END_WITHIN = 30.0
@@ -85,6 +89,96 @@ def race(
     refuse_outer_transaction(question.using, what)
     parameters = {"filter": filter, "using": using, "wait_for_locked": wait_for_locked}
     return _Course(processor, workers, seed, question.using).run(parameters, timeout)
+
+
+class Worker:
+    """One worker that runs the processor, in its own thread."""
+
+    def __init__(self, number: int, course: _Course) -> None:
+        self.number = number
+        self.course = course
+        self.twin = watched(course.processor, self._handling)
+        self.stop = _Stop(lambda: self._step(Kind.WAITS, "waits for locked rows"))
+        self.report: Report | None = None
+        self.error: BaseException | None = None
+
+    def thread(self, parameters: Mapping[str, Any]) -> threading.Thread:
+        name = f"{self.course.processor.name}: worker {self.number}"
+        return threading.Thread(target=self._run, args=(parameters,), name=name, daemon=True)
+
+    def settled(self, pk: Any, outcome: str) -> None:
+        self.course.referee.settled(pk, self.number, outcome)
+        self._step(Kind.SETTLED, f"row {pk} {outcome}")
+
+    def _run(self, parameters: Mapping[str, Any]) -> None:
+        try:
+            with ExitStack() as watching:
+                # A new connection's own statements are no part of the race.
+                connections[self.course.using].ensure_connection()
+                for alias in connections:
+                    watching.enter_context(connections[alias].execute_wrapper(self._statement))
+                self.report = self.twin.run(**parameters, stop=self.stop)
+        except HandlerAsserted as carrier:
+            self._lose(carrier.error)
+        except BaseException as error:  # noqa: BLE001  # raised in the test's own thread
+            self._lose(error)
+        finally:
+            connections.close_all()
+            self.course.turns.ended(self.number)
+
+    def _lose(self, error: BaseException) -> None:
+        self.error = error
+        self.course.call_off()
+
+    def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *more: Any) -> Any:
+        reads = sql.lstrip(" (").upper().startswith("SELECT") and not LOCKS.search(sql)
+        kind = Kind.READ if reads else Kind.STATEMENT
+        self._step(kind, summary(sql, params))
+        return execute(sql, params, *more)
+
+    @contextmanager
+    def _handling(self, pks: Sequence[Any]) -> Iterator[None]:
+        rows = f"row {', '.join(map(str, pks))}"
+        self._step(Kind.STARTS, f"handler({rows})")
+        referee = self.course.referee
+        for pk in pks:
+            if had := referee.starts(pk, self.number):
+                self.course.trace.note(self.number, f"row {pk} again!", last=True)
+                self.course.call_double(
+                    f"row {pk} handled by {had}, and again by worker {self.number}"
+                )
+                # Before the handler: the test does not need the effect of a second call.
+                raise _Double
+        try:
+            with asserting():
+                yield
+        except BaseException as error:
+            for pk in pks:
+                referee.raised(pk, self.number)
+            self._step(Kind.RETURNS, f"{type(error).__name__} from {rows}")
+            raise
+        self._step(Kind.RETURNS, f"handled {rows}")
+
+    def _step(self, kind: Kind, what: str) -> None:
+        self.course.turns.step(self.number, Step(kind, what))
+        self.course.trace.note(self.number, what)
+
+
+class _Stop(threading.Event):
+    """A run waits for locked rows in its stop's ``wait()``, which is a step of the race here."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        super().__init__()
+        self._step = step
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._step()
+        # Other workers move during the step; this short wait is for lock holders outside the race.
+        return super().wait(None if timeout is None else min(timeout, 0.01))
+
+
+class _Double(Interruption):
+    """Ends a worker that was about to handle another worker's row again."""
 
 
 class _Course:

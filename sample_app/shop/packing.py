@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
@@ -29,7 +28,8 @@ class PackOrders(BatchProcessor[Packing]):
 
     name = "shop.pack_orders"
     delivery = Delivery.AT_LEAST_ONCE
-    lease = Lease(getattr(settings, "PACKING_LEASE", 60.0))
+    # Seconds after which a packing whose robot does not come back is handed out again.
+    lease = Lease(60.0)
     retry = Retry(max_attempts=3, backoff=10)
     # No constant, by which in_progress() would leave out what is confirmed.
     claim = {"state": Packing.State.PACKING, "packer": robot.get, "confirmed": lambda: False}

@@ -117,8 +117,13 @@ def refused(payments: MakePayments) -> list[Payment]:
 @pytest.fixture
 def runs(db: None) -> None:
     """Record three runs of the processor, the last of which had no row for its handlers."""
-    for ago, rate, done, failed, spent in (30, 2, 100, 20, 60), (20, 4, 50, 0, 5), (9, 0, 0, 0, 0):
-        at = timezone.now() - timedelta(minutes=ago)
-        times = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), at)
-        counts = {"processed": done, "failed": failed, "handler_seconds": spent, "rate": rate}
-        RecordedRun.objects.create(processor=NAME, pid=1, **times, **counts)
+    for ago, took, done, failed, spent in (
+        (30, 60, 100, 20, 60),
+        (20, 12.5, 50, 0, 5),
+        (9, 1, 0, 0, 0),
+    ):
+        end = timezone.now() - timedelta(minutes=ago)
+        times = {"heartbeat_at": end, "finished_at": end}
+        counts = {"processed": done, "failed": failed, "handler_seconds": spent}
+        begun = end - timedelta(seconds=took)
+        RecordedRun.objects.create(processor=NAME, pid=1, started_at=begun, **times, **counts)

@@ -14,7 +14,7 @@ from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor import backlog, registry
+from dcl_processor import registry
 from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels, permissions
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import Cart, Order, Payment
@@ -126,26 +126,6 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     page = viewer.get(INDEX).content.decode()
     assert "could not be found out: not asked" in page
     assert "given up 5" not in page
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no estimate")
-def test_above_the_count_there_is_a_bar_that_is_said_to_be_an_estimate(
-    viewer: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backlog, "MOST", 3)
-    payments(400)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE shop_order")
-    first = viewer.get(detail(send_shipped_emails.name))
-    page = first.content.decode()
-    assert "more than 3" in page
-    assert "~0 of ~400 (0 %) since this page was opened, by the planner's estimate" in page
-    assert 'by the planner\'s estimate" value="0" max="400"' in page
-    Order.objects.filter(number__lte=100).update(shipped_email_sent=True)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE shop_order")
-    second = viewer.get(f"{detail(send_shipped_emails.name)}{first.context['refresh']}")
-    assert "~100 of ~400 (25 %)" in second.content.decode()
 
 
 def test_recorded_runs_are_drawn_with_their_throughput_and_their_handlers_time(

@@ -188,7 +188,6 @@ RACES = [
     "two orders",
     "two probes",
     "over the rate",
-    "late answer",
     "endless run",
 ]
 CONTRIBUTING = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
-from dcl_processor.contrib.reservations.handing_out import _rehearsed
 from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import ReservationLost, TransactionLost
 from dcl_processor.settlement.rehearsal import Rehearsal
@@ -93,8 +92,6 @@ class Subject:
     def _hand_out(self) -> Report:
         """Hand out a row, have it handled elsewhere, and settle it by its token."""
         name = self.processor.name
-        # Calls share a rehearsal for a minute, and the next schedule is to have the same steps.
-        _rehearsed.pop(self.processor, None)
         handed = self.processor.reserve()
         if not handed:
             return Report(name=name, skipped=1)

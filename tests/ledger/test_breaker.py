@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -18,7 +17,6 @@ from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.overseer import LOOK
 from dcl_processor.ledger.tables import ensure
-from dcl_processor.oversight import Hold
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
@@ -111,7 +109,7 @@ def test_after_the_pause_one_row_that_succeeds_closes_it_and_the_run_goes_on() -
     half_open()
     assert ledger.state(NAME).breaker == "half-open"
     assert_run(processor(the.ignore)(), processed=5)
-    assert (control().failures, control().open_until, control().probe) == (0, None, None)
+    assert (control().failures, control().open_until) == (0, None)
 
 
 def test_after_the_pause_one_row_that_fails_opens_it_again() -> None:
@@ -120,7 +118,6 @@ def test_after_the_pause_one_row_that_fails_opens_it_again() -> None:
     half_open()
     assert_run(processor(fail)(), failed=1, stopped="breaker")
     assert ledger.state(NAME).breaker == "open"
-    assert control().probe is None
 
 
 def test_a_batch_tries_one_row_too() -> None:
@@ -151,24 +148,19 @@ def test_while_one_machine_tries_a_row_no_other_does(ledger: Ledger, other_machi
     assert_run(reports[0], stopped="breaker")
 
 
-def test_a_worker_that_dies_while_it_tries_a_row_keeps_the_others_waiting_for_a_while() -> None:
+def test_a_worker_that_dies_while_it_tries_a_row_keeps_the_others_waiting_for_a_pause() -> None:
     ensure(NAME)
     half_open()
-    dead, other = uuid4(), uuid4()
-    assert orders.take_probe(NAME, dead)
-    assert not orders.take_probe(NAME, other)
-    Control.objects.update(probe_until=LONG_AGO)
-    assert orders.take_probe(NAME, other)
-    # What the first one finds out later is not believed.
-    orders.probe_succeeded(NAME, dead, dead)
-    assert ledger.state(NAME).breaker == "half-open"
+    assert orders.take_probe(NAME, Breaker())
+    assert not orders.take_probe(NAME, Breaker())
+    half_open()
+    assert orders.take_probe(NAME, Breaker())
 
 
 def test_a_run_that_finds_no_row_to_try_lets_another_one_try() -> None:
     ensure(NAME)
     half_open()
     assert_run(processor(the.ignore)())
-    assert control().probe is None
     assert ledger.state(NAME).breaker == "half-open"
 
 
@@ -196,36 +188,6 @@ def test_an_operator_closes_it_or_lets_a_row_be_tried_at_once() -> None:
     assert ledger.state(NAME).breaker == "closed"
 
 
-def test_an_order_for_all_processors_is_for_the_breaker_of_each() -> None:
-    the.errands(4)
-    processor(fail)()
-    ledger.run_now(ledger.ALL)
-    assert ledger.state(NAME).breaker == "half-open"
-    assert_run(processor(fail)(), failed=1, stopped="breaker")
-    assert ledger.resume(ledger.ALL, by="anna")
-    assert (ledger.state(NAME).breaker, ledger.state(NAME).failures) == ("closed", 0)
-    assert control().ordered_by == "anna"
-    assert not ledger.resume(ledger.ALL)
-
-
-def test_a_run_whose_answer_was_lost_may_still_try_its_row() -> None:
-    ensure(NAME)
-    half_open()
-    run = uuid4()
-    assert orders.take_probe(NAME, run)
-    assert orders.take_probe(NAME, run)
-
-
-def test_a_run_that_could_not_renew_its_try_in_time_starts_no_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    the.errands(5)
-    processor(fail)()
-    half_open()
-    monkeypatch.setattr(orders, "PROBE_FOR", 0.0)
-    assert_run(processor(the.ignore)(), stopped="breaker")
-
-
 @pytest.fixture
 def overseer(ledger: Ledger) -> Iterator[Any]:
     """Give the overseer of a run that is at work."""
@@ -236,14 +198,18 @@ def overseer(ledger: Ledger) -> Iterator[Any]:
     found.end(Report(name=NAME), None)
 
 
-def test_a_run_whose_try_another_one_has_taken_starts_no_row(ledger: Ledger, overseer: Any) -> None:
+def test_a_handler_that_takes_longer_than_the_pause_is_still_the_only_one(
+    ledger: Ledger, overseer: Any
+) -> None:
     half_open()
     ledger.read([NAME])
-    assert overseer.hold() is None
-    Control.objects.update(probe=uuid4())
+    assert (overseer.hold(), overseer.take(1)) == (None, 1)
+    half_open()
     overseer.tick()
-    assert overseer.take(1) == 0
-    assert overseer.hold() == Hold("breaker")
+    assert api.state(NAME).breaker == "open"
+    api.resume(NAME)
+    overseer.tick()
+    assert api.state(NAME).breaker == "closed"
 
 
 def test_a_row_that_started_before_is_not_taken_for_the_one_that_is_tried(

@@ -252,7 +252,6 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_follows_an_older_order_to_s
 
 
 def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
-    """A watch began first, is still at work, and was idle for most of the time."""
     at = timezone.now()
 
     def ago(minutes: float) -> datetime:
@@ -268,16 +267,16 @@ def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
         "discarded": 1,
         "handler_seconds": 12.0,
         "slowest": 9.0,
-        "rate": 2.0,
     }
-    RecordedRun.objects.create(started_at=ago(60), heartbeat_at=ago(0), **of)
+    RecordedRun.objects.create(started_at=ago(1), heartbeat_at=ago(0), **of)
     for end in (50, 20):
         RecordedRun.objects.create(
             started_at=ago(end + 1), heartbeat_at=ago(end), finished_at=ago(end), **of
         )
     rates, times = page.history(processor)
     ends = [ago(each).timestamp() for each in (50, 20, 0)]
-    assert rates == [(end, 2.0) for end in ends]
+    assert [end for end, _ in rates] == ends
+    assert [rate for _, rate in rates] == pytest.approx([0.1] * 3)
     assert times == [(end, 2.0) for end in ends]
     # A record of before these columns, and one whose only row was locked.
     RecordedRun.objects.update(handler_seconds=0)

@@ -134,7 +134,7 @@ def test_a_worker_that_starts_after_an_order_to_stop_its_command_follows_it(
         assert record is not None
         if is_stopped:
             ledger.stop(NAME)
-        stops = record.begin_worker(1)
+        stops = record.older_stops()
         # The process of a worker, which reads the orders for the first time.
         with monkeypatch.context() as worker:
             worker.setattr(process, "_ledger", other_machine())
@@ -265,7 +265,7 @@ def test_a_run_takes_tokens_for_a_second_at_a_time_and_not_for_each_row() -> Non
         asked.append(rows)
         return Grant(rows, 3600.0)
 
-    run = Tokens(1_000_000, ask)
+    run = Tokens(ask)
     assert sum(taken(run, 1) for _ in range(1_000)) == 1_000
     assert len(asked) <= 12
 
@@ -276,7 +276,7 @@ def taken(run: Tokens, rows: int, *, whole: bool = False) -> int:
 
 def granted(*grants: Grant) -> Tokens:
     each = iter(grants)
-    return Tokens(5, lambda *_: next(each))
+    return Tokens(lambda *_: next(each))
 
 
 def test_tokens_that_were_not_used_in_their_window_are_lost() -> None:
@@ -327,30 +327,11 @@ def test_a_call_for_which_too_few_tokens_are_left_waits_for_the_next_window() ->
     assert run.hold() is not None, "it would ask again and again"
 
 
-@pytest.mark.parametrize(("rate", "seconds"), [(5, 1.0), (0.1, 10.0)])
-def test_without_an_answer_each_window_has_what_was_granted_last(
-    rate: float, seconds: float
-) -> None:
-    """For all runs of the process together."""
-    grants = iter([Grant(2, 0.0)])
-
-    def ask(*_: Any) -> Grant:
-        if (grant := next(grants, None)) is None:
-            raise UnreachableError("down")
-        return grant
-
-    run = Tokens(rate, ask)
-    assert [taken(run, each) for each in (2, 2, 1)] == [2, 2, 0]
-    hold = run.hold()
-    assert hold is not None
-    assert hold.wait == pytest.approx(seconds, abs=0.5)
-
-
-def test_without_any_answer_no_row_starts() -> None:
+def test_without_an_answer_no_row_starts() -> None:
     def down(*_: Any) -> Grant:
         raise UnreachableError("down")
 
-    never = Tokens(5, down)
+    never = Tokens(down)
     assert taken(never, 1) == 0
     hold = never.hold()
     assert hold is not None

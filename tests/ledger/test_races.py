@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from uuid import uuid4
 
 import pytest
 from django.db import transaction
 
-from dcl_processor import ledger
+from dcl_processor import Breaker, ledger
 from dcl_processor.exceptions import LedgerLocked
 from dcl_processor.ledger import orders, tables
 from dcl_processor.ledger.models import Control
@@ -99,14 +98,14 @@ def test_of_two_machines_that_want_to_try_a_row_at_once_one_does() -> None:
 
     def one() -> bool:
         with transaction.atomic():
-            taken = orders.take_probe(NAME, uuid4())
+            taken = orders.take_probe(NAME, Breaker())
             first.set()
             the.wait(go_on)
         return taken
 
     with the.meanwhile(one) as ones:
         the.wait(first)
-        with the.meanwhile(lambda: orders.take_probe(NAME, uuid4())) as others:
+        with the.meanwhile(lambda: orders.take_probe(NAME, Breaker())) as others:
             wait_until_a_session_waits()
             go_on.set()
     assert (ones, others) == ([True], [False])

@@ -91,7 +91,7 @@ def test_switched_off_it_sends_no_query_and_starts_no_thread(ledger: Ledger) -> 
     with override_settings(DCL_PROCESSOR_LEDGER=False), CaptureQueriesContext(connection) as sent:
         assert_run(processor()(), processed=2)
     assert not [each for each in sent if "dcl_processor_ledger" in each["sql"]]
-    assert ledger.desk._line is None
+    assert ledger.desk._thread is None
     assert Look.objects.count() + RecordedRun.objects.count() + Control.objects.count() == 0
 
 
@@ -211,36 +211,6 @@ def test_a_row_is_not_written_again_while_nothing_changes(monkeypatch: Any) -> N
     assert RecordedRun.objects.get().heartbeat_at > before.heartbeat_at
 
 
-def test_an_earlier_state_that_comes_late_leaves_the_end_as_it_is() -> None:
-    """Forced: the counts are read, then another thread writes the end, then they are sent."""
-    counts = Done(Counter(processed=1))
-    work = Work(NAME, "run")
-    work.begin(counts)
-    work.flush()
-    is_read, is_ended = threading.Event(), threading.Event()
-
-    def late(execute: Any, sql: str, *rest: Any) -> Any:
-        is_read.set()
-        the.wait(is_ended)
-        return execute(sql, *rest)
-
-    def flush() -> None:
-        with connection.execute_wrapper(late):
-            work.flush()
-
-    counts.counts["processed"] = 2
-    with the.meanwhile(flush) as results:
-        the.wait(is_read)
-        counts.counts["processed"] = 3
-        work.end(counts)
-        work.flush(is_last=True)
-        is_ended.set()
-    assert results == [None]
-    row = RecordedRun.objects.get()
-    assert (row.processed, row.stopped, row.at_work) == (3, "drained", False)
-    assert row.finished_at is not None
-
-
 def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end() -> None:
     work = Work(NAME, "run")
     work.end(Done(Counter(processed=1)))
@@ -290,7 +260,6 @@ def test_the_workers_of_a_command_are_one_row_and_one_that_died_is_not_forgotten
 def test_a_worker_that_has_ended_is_not_waited_for_to_see_a_pause() -> None:
     work = Work(NAME, "watch")
     for worker in (1, 2):
-        work.begin_worker(worker, 0)
         work.progress(worker, Progress(10 + worker, {"processed": 1}, since=1.0, seen=0))
     work.progress(1, Progress(11, {"processed": 2}, seen=0, is_last=True))
     work.flush()
@@ -303,7 +272,6 @@ def test_a_worker_that_has_ended_is_not_waited_for_to_see_a_pause() -> None:
 
 def test_a_worker_that_has_died_has_no_row_at_work_and_its_successor_counts() -> None:
     work = Work(NAME, "watch")
-    work.begin_worker(1, 0)
     work.progress(1, Progress(11, {"processed": 1}, since=1.0, seen=0))
     work.flush()
     api.pause(NAME)
@@ -312,11 +280,6 @@ def test_a_worker_that_has_died_has_no_row_at_work_and_its_successor_counts() ->
     work.flush()
     assert (api.state(NAME).phase, api.state(NAME).seen) == ("paused", 1)
     assert RecordedRun.objects.get().error == "killed by SIGKILL"
-    # A successor may start a row, as long as it has said nothing of the pause.
-    work.begin_worker(1, 0)
-    work.note_seen(1)
-    work.flush()
-    assert (api.state(NAME).phase, api.state(NAME).seen) == ("pausing", 0)
     work.progress(1, Progress(12, {}, seen=1))
     work.flush()
     assert api.state(NAME).phase == "paused"
@@ -337,7 +300,6 @@ def test_a_command_whose_worker_died_for_good_has_not_drained_the_rows(
 ) -> None:
     work = Work(NAME, "run")
     is_last = happens == "dies after its report"
-    work.begin_worker(1, 0)
     work.progress(1, Progress(11, {"processed": 1}, since=1.0, is_last=is_last))
     work.worker_died(1, "killed by SIGKILL")
     if happens == "has a successor":
@@ -396,31 +358,13 @@ def test_the_end_of_a_record_is_tried_again_at_once(
     assert api.history(NAME)[0].state == "finished"
 
 
-def test_the_end_of_a_record_is_tried_for_five_seconds_and_by_one_run_alone(
+def test_the_end_of_a_record_is_tried_for_five_seconds(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float]
 ) -> None:
-    the.errands(2)
-    tries = failing(monkeypatch, math.inf)
-    processor()(limit=1)
-    assert sum(seconds) == pytest.approx(5, abs=0.1)
-    assert len(tries) == len(seconds)
-    # The next run does not wait again.
-    seconds.clear()
-    tries.clear()
-    assert_run(processor()(), processed=1)
-    assert seconds == []
-    assert len(tries) == 1
-
-
-def test_the_end_of_a_record_does_not_wait_for_the_end_of_a_pause(
-    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
-) -> None:
-    monkeypatch.setattr(desk, "LATE", 0.0)
     the.errands(1)
-    tries = failing(monkeypatch, 3)
+    failing(monkeypatch, math.inf)
     processor()()
-    assert len(tries) == 4
-    assert api.history(NAME)[0].state == "finished"
+    assert sum(seconds) == pytest.approx(5, abs=0.2)
 
 
 @pytest.mark.parametrize("error", [ProgrammingError, DataError, ValueError])
@@ -551,7 +495,7 @@ class InATestCase(TestCase):
         api.resume(NAME)
         assert_run(processor()(), processed=2)
         assert RecordedRun.objects.get().processed == 2
-        assert find().desk._line is None
+        assert find().desk._thread is None
 
     def test_its_end_is_tried_once(self) -> None:
         """Each further try would fail in the same transaction."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sample_app.shop.demo.hand_out_stage import PACKINGS
 from sample_app.shop.demo.invented_orders import FIRST_NUMBER
 from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
 from tests.sample_app.conftest import ORDERS, SHIPPED, LookAtOrders, Start, connect, ended
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.timeout(9 * PATIENCE)
 
 SHARES = re.compile(r"^  workers +([0-9,+ ]+) rows in [0-9.]+ s$", re.MULTILINE)
 ALL_WELL = "All is well"
-STAGES = 6
+STAGES = 3
 
 
 def figures(output: str, ending: str) -> str:
@@ -57,10 +56,6 @@ def test_sends_every_mail_once_and_nothing_when_run_again(
     assert "0 due, 0 charged once" in output
     assert "kill -9" not in output
     assert "0 due, 0 arrived" in output
-    assert "2,000 due, 2,000 expired exactly once" in output
-    assert "0 due, 0 printed exactly once" in output
-    # Other orders than in the first demo.
-    assert f"{PACKINGS} due, {PACKINGS} packed by robots, 0 settled twice" in output
     assert output.count(ALL_WELL) == STAGES
     assert look_at_orders() == orders
 
@@ -96,20 +91,13 @@ def test_each_delivery_keeps_its_promise_though_a_copy_is_killed(
     assert arrived[:3] == [charged, charged, 0]
     assert arrived[4] == charged
     assert arrived[3] > 0
-    assert numbers(figures(output, "printed exactly once")) == [due, due]
-    assert numbers(figures(output, "settled twice")) == [PACKINGS, PACKINGS, 0]
-    assert len(re.findall(r"^  killed  robot-[12], while it packs$", output, re.MULTILINE)) == 2
-    assert "  paused  robot-3, while it packs" in output
-    assert "  late    robot-3 goes on" in output
     with connect(empty_database) as connection:
         in_the_table = connection.execute(
             "SELECT count(*) FILTER (WHERE state = 'captured'), count(DISTINCT charge_id)"
             " FILTER (WHERE charge_id <> ''), count(*) FILTER (WHERE state = 'capturing')"
             " FROM shop_payment"
         ).fetchone()
-        pages = connection.execute("SELECT count(*) FROM shop_printedpage").fetchone()
     assert in_the_table == (charged, charged, 0)
-    assert pages == (due,)
     invented(1, look_at_orders)
 
     code, output, errors = ended(start("demo", "--workers", "2"))

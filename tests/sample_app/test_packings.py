@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 from django.test import Client, override_settings
-from pytest_django.live_server_helper import LiveServer
 
-from sample_app.shop.demo import packing_robot
-from sample_app.shop.demo.packing_robot import weigh
 from sample_app.shop.models import Order, Packing, Robot
 from sample_app.shop.packing import MOST_HELD, held_by
 from sample_app.shop.packing_views import NO_ROOM
@@ -130,11 +127,3 @@ def test_two_requests_that_have_both_reserved_are_counted_one_after_the_other(
             answers = pool.map(pull_in_a_thread, ["one", "one"])
             until(both_wait, "both requests to wait for the robot's row")
         assert_one_was_handed_out([*answers], packings)
-
-
-def test_robots_pack_all_orders(packings: list[Packing], live_server: LiveServer) -> None:
-    robot = packing_robot.Robot(f"{live_server.url}/packings", "one", "secret", weigh)
-    assert robot.work() == len(packings)
-    assert set(Packing.objects.values_list("state", "grams", "order__number")) == {
-        ("packed", weigh(number), number) for number in range(1, 6)
-    }

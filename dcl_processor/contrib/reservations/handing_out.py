@@ -3,9 +3,6 @@
 The run does everything before the handler: it reads the candidates, verifies the flip, claims the
 rows, and gives up on rows without attempts left. There is no handler, so there is no resource, no
 event loop and no heartbeat: the caller renews the lease of a row that it got.
-
-A run verifies once for all its windows. Hand-outs are short, and often of one row, so those of one
-process share what was verified for a minute.
 """
 
 from __future__ import annotations
@@ -13,11 +10,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from django.db.models import Q
 
-from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question
 from dcl_processor.candidates.scan import WINDOW
 from dcl_processor.engine.lane import Lane
@@ -37,13 +32,6 @@ from . import hold
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
-
-#: Seconds for which a rehearsal is taken as that of later hand-outs.
-TRUSTED = 60.0
-
-#: When a processor was rehearsed on an alias, by this process's monotonic clock, and the result.
-_rehearsed: WeakKeyDictionary[Definition[Any], dict[str, tuple[float, Rehearsal]]]
-_rehearsed = WeakKeyDictionary()
 
 
 class HandingOut(Run):
@@ -78,9 +66,6 @@ class HandingOut(Run):
     def hand_out(self) -> None:
         """Claim and mark the rows; if it raises, ``take_back()`` is to be called."""
         question = self.checked()
-        since, known = _rehearsed.get(self.processor, {}).get(self.using, (0.0, None))
-        if known is not None and time.monotonic() < since + TRUSTED:
-            self.trust(known)
         running = Running(self.processor.name, str(self.processor.delivery), self.using)
         with known_as(running):
             self.source = self.make_source(question)
@@ -98,12 +83,6 @@ class HandingOut(Run):
                     overseer.end(report, error)
                 error = None  # or it would keep this frame, and this frame the error
                 self.forget_source()
-
-    def verify(self, question: Question[Any], held: Held) -> None:
-        super().verify(question, held)
-        if self.rehearsal is not None:
-            now = time.monotonic(), self.rehearsal
-            _rehearsed.setdefault(self.processor, {})[self.using] = now
 
     def take_back(self) -> None:
         """Put the rows back, because an error keeps them from being handed to anyone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from django.db import DataError
 from django.db.models import Model, Q
 
 from dcl_processor.candidates.question import Question, ask
@@ -145,7 +144,7 @@ class Reservation(Generic[M]):
     def row(self) -> M:
         """The row, as it was when it was handed out; from a token, as it is at the first use.
 
-        From a token it lacks the annotations of ``pending`` if these cannot be known any more.
+        From a token it lacks the annotations of ``pending``.
         """
         if self._row is None:
             self._row = self._load()
@@ -276,21 +275,10 @@ class Reservation(Generic[M]):
         return found
 
     def _load(self) -> M:
-        """Read the row as ``pending`` returns it; a claim may have taken it out of there."""
-        processor, columns = self._processor, holds.deferred(self._processor)
-        marked = [*(processor.claim or {}), *filter(None, [processor.claimed_at])]
-        refused: DataError | None = None
-        for rows in self._question.as_pending(self._hold.pk, marked):
-            try:
-                found = list(rows.defer(*columns)[:2])
-            except DataError as error:
-                # Without its conditions, pending may divide by zero, or read what is no number.
-                refused = error
-                continue
-            if len(found) == 1:
-                return found[0]
-        self._look()
-        raise refused or self._lost()
+        """Read the row; a claim may have taken it out of ``pending``."""
+        for row in self._question.bare(self._hold.pk).defer(*holds.deferred(self._processor)):
+            return row
+        raise self._lost()
 
     def _lost(self) -> ReservationLost:
         reason = holds.why_lost(self._processor, self._question, self._hold)

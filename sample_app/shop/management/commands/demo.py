@@ -12,36 +12,19 @@ from django.template.defaultfilters import pluralize
 
 from sample_app.shop.catalogue import invent_lines
 from sample_app.shop.database_errors import told_plainly
-from sample_app.shop.demo import (
-    cart_stage,
-    hand_out_stage,
-    invoice_stage,
-    mail_stage,
-    payment_stage,
-    warehouse_stage,
-)
+from sample_app.shop.demo import mail_stage, payment_stage, warehouse_stage
 from sample_app.shop.demo.invented_orders import write_invented_orders
 from sample_app.shop.demo.screen import Screen
 from sample_app.shop.loading import Loading
 from sample_app.shop.models import Order
 from sample_app.shop.orders_csv import OrderFileError
-from sample_app.shop.packing import pack_orders
 from sample_app.shop.paperwork import add_paperwork
-from sample_app.shop.processors import (
-    capture_payments,
-    expire_carts,
-    print_invoices,
-    push_to_warehouse,
-    send_shipped_emails,
-)
+from sample_app.shop.processors import capture_payments, push_to_warehouse, send_shipped_emails
 
 STAGES = (
     (send_shipped_emails, "one mail for each order", mail_stage.run),
     (capture_payments, "no card charged twice, come what may", payment_stage.run),
     (push_to_warehouse, "every order arrives, some more than once", warehouse_stage.run),
-    (expire_carts, "each cart exactly once, a hundred at a time", cart_stage.run),
-    (print_invoices, "each exactly once, by a flag in a related row", invoice_stage.run),
-    (pack_orders, "handed out to robots, settled once, though some die", hand_out_stage.run),
 )
 
 
@@ -50,8 +33,8 @@ class Command(BaseCommand):
 
     help = (
         "Load orders, run several workers of each of the shop's processors at once against local "
-        "servers, and audit the results: mails, charges, orders in the warehouse, carts, invoices "
-        "and packings. Exits with 1 unless every audit is clean."
+        "servers, and audit the results: mails, charges, and orders in the warehouse. Exits with 1 "
+        "unless every audit is clean."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
