@@ -263,7 +263,7 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
 
 
 def held_keys(processor: Any) -> list[Finding]:
-    return [each for each in examine([processor], [processor]) if each.check == "held-key"]
+    return [each for each in examine([processor]) if each.check == "held-key"]
 
 
 def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
@@ -280,20 +280,6 @@ def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
     Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
     (found,) = held_keys(processor)
     assert found.level is Level.OK  # a young claim is no doubt
-
-
-def test_the_doctor_names_a_head_without_attempts_left() -> None:
-    """Without failed it stays pending, and no run tries it again."""
-    rows = rows_of(1, 2, 2)
-    Errand.objects.filter(pk=rows[1].pk).update(attempts=3)
-    processor = in_order("transactional", the.ignore, retry=the.retry())
-    (found,) = held_keys(processor)
-    assert found.level is Level.PROBLEM
-    assert found.what == f"key 2 is held by row {rows[1].pk}, which has no attempts left"
-    Errand.objects.filter(pk=rows[1].pk).update(attempts=0)
-    assert held_keys(processor)[0].level is Level.OK
-    # Without in_order the other rows pass it.
-    assert held_keys(grouped("transactional", the.ignore, retry=the.retry())) == []
 
 
 def test_a_row_without_a_key_is_alone() -> None:
@@ -319,11 +305,10 @@ def test_the_suggested_index_begins_with_the_key_and_serves_the_read_of_keys(ord
     assert before.index is not None
     # The rows of a key are read in the queryset's order, with in_order or without.
     assert before.index.fields == ["place", "-attempts", "id"]
-    assert any("With group_by the read asks for keys." in each for each in before.remarks)
     with CaptureQueriesContext(connection) as sent:
         assert processor(limit=1).processed == 1
     assert before.read in [query["sql"] for query in sent.captured_queries]
     with created(before.index, Errand):
         after = explanation(processor)
         assert after.plan is not None
-        assert after.plan.index == before.index.name, after.plan.lines
+        assert before.index.name in "\n".join(after.plan.lines), after.plan.lines
