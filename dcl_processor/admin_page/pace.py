@@ -15,7 +15,7 @@ from itertools import pairwise
 from django.core import signing
 
 from dcl_processor.insights.answer import Answer, How
-from dcl_processor.management.headway import rounded
+from dcl_processor.management.wording import rounded
 from dcl_processor.values import span
 
 #: A time in seconds since 1970, and the pending rows then, perhaps as an ``Estimate``.

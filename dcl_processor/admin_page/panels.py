@@ -13,7 +13,7 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
 from dcl_processor.insights.rows import key_text
-from dcl_processor.insights.status import size, status
+from dcl_processor.insights.status import estimate, status
 from dcl_processor.management import wording
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
@@ -142,15 +142,13 @@ def _expected(
     """Return what is known of rows that are not counted; ``None``: they are, or nothing is."""
     if pending.how is How.EXACT or budget.left() < ledger.SHORTEST:
         return None
-    found = size(processor, pending, seconds=budget.left(), down=down)
-    if found.estimate is None:
+    found = estimate(processor, seconds=budget.left(), down=down)
+    if found.value is None:
         return None
-    # Another database than PostgreSQL has no time of its statistics, and so no basis of this type.
-    as_of = found.basis.timestamp() if isinstance(found.basis, datetime) else None
-    as_of = 0.0 if found.basis is None else as_of
+    rows, as_of = found.value
     since = before[-1][0] if before else now
     gone, rate = ledger.pace(processor, since, now, within=budget.left())
-    return Expected(found.estimate, as_of, gone, rate)
+    return Expected(rows, as_of, gone, rate)
 
 
 def ask(

@@ -243,13 +243,12 @@ def lines(found: Status) -> Iterator[str]:
     yield from _paused(found)
     yield from _line("pending", wording.number(answers["pending"]))
     yield from _line("due now", wording.number(answers["due"]))
-    yield from _line("due later", _with_time(found, "later", "next_due", "the next at"))
-    oldest = wording.moment(answers["oldest"]) or "none"
-    yield from _line("oldest pending", oldest)
-    yield from _line(
-        "in progress", _with_time(found, "in_progress", "leased_until", "the first lease ends at")
-    )
-    yield from _line("in doubt", _with_time(found, "in_doubt", "in_doubt_since", "since"))
+    yield from _line("due later", wording.number(answers["later"]))
+    yield from _line("oldest pending", wording.moment(answers["oldest"]) or "none")
+    yield from _line("in progress", wording.number(answers["in_progress"]))
+    since = answers["in_doubt_since"]
+    since_when = f", since {wording.moment(since)}" if since.value is not None else ""
+    yield from _line("in doubt", f"{wording.number(answers['in_doubt'])}{since_when}")
     yield from _line("given up", wording.number(answers["given_up"]))
     yield from _line("last errors", *_errors(found))
     yield from _line("locked", *_locked(found))
@@ -269,13 +268,6 @@ def _paused(found: Status) -> Iterator[str]:
 
 def _line(label: str, *texts: str) -> Iterator[str]:
     return wording.labelled(label, 15, *texts)
-
-
-def _with_time(found: Status, number: str, time: str, words: str) -> str:
-    at = wording.moment(found.answers[time])
-    text = wording.number(found.answers[number])
-    is_some = found.answers[time].value is not None
-    return f"{text}, {words} {at}" if is_some else text
 
 
 def _errors(found: Status) -> list[str]:
