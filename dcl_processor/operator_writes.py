@@ -19,13 +19,7 @@ from .candidates.scan import WINDOW
 from .database.contention import is_about_rows, is_contention
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
-from .locking.row_locks import (
-    lock_free,
-    lock_timeout,
-    locked_rows,
-    settlement_transaction,
-    written_parts,
-)
+from .locking.row_locks import lock_free, lock_timeout, settlement_transaction, written_parts
 from .operator_choice import Chosen, digest, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
@@ -113,14 +107,6 @@ class Write:
             self.rows.exclude(pk__in=met).order_by("pk").values_list("pk", flat=True).distinct()
         )
         return others.count(), [*others[:SHOWN]]
-
-    def to_all(self) -> int:
-        """Write to all of the rows in one transaction, wait for their locks, return how many."""
-        self._refuse_old_snapshot()
-        chosen, tables = self.choose(), written_parts(self.question.model, self.values)
-        chunks = [*_chunks([*chosen], WINDOW)]
-        with locked_rows(self.question, tables, chunks):
-            return sum(len(self._compare_and_write(chosen, some)) for some in chunks)
 
     def to_free(
         self, chosen: Chosen, written: Written, *, seconds: float, stop_at: float = math.inf
@@ -262,9 +248,8 @@ class Write:
 
     def _digest(self, marks: Sequence[Any]) -> str:
         """Return the digest of a row's marks: the columns, the error, and whether it is pending."""
-        model, using = self.question.model._meta, self.question.using
-        fields = map(model.get_field, self.columns)
-        columns = [plain(*each, using) for each in zip(fields, marks, strict=False)]
+        fields = map(self.question.model._meta.get_field, self.columns)
+        columns = [plain(*each) for each in zip(fields, marks, strict=False)]
         *error, pending = marks[len(columns) :]
         return digest([*columns, *error], is_pending=pending)
 

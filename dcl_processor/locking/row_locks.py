@@ -194,65 +194,6 @@ def locked_parts(
             order.insert(0, locked.table)
 
 
-class _RowsLockedError(Exception):
-    """Another session has some of these rows."""
-
-    def __init__(self, pks: Sequence[Any]) -> None:
-        self.pks = pks
-
-
-@contextmanager
-def locked_rows(
-    question: Question[Any], tables: Sequence[type[Model]], chunks: Iterable[Sequence[Any]]
-) -> Iterator[None]:
-    """Open a transaction that has the rows' parts in these tables locked; ``chunks``: of keys.
-
-    It waits for a row only while it has no other row: if one is locked, the transaction is rolled
-    back, and begins again when that row was free. So no session waits for its locks for as long as
-    a handler takes, and it is in no deadlock with a session that locks the rows in another order.
-    After ``MOST_TURNS`` such turns it waits for all rows. Inside a transaction MariaDB and MySQL
-    keep the locks, because the rollback of a savepoint releases none.
-    """
-    has_nowait = connections[question.using].features.has_select_for_update_nowait
-    for is_last in (*[False] * (MOST_TURNS if has_nowait else 0), True):
-        try:
-            with settlement_transaction(question.using):
-                for pks in chunks:
-                    _lock_chunk(question, tables, pks, nowait=not is_last)
-                yield
-                return
-        except _RowsLockedError as locked:
-            _wait_for_each(question, tables, locked.pks)
-
-
-def _lock_chunk(
-    question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any], *, nowait: bool
-) -> None:
-    try:
-        for table in tables:
-            lock_rows(question, table, pks, nowait=nowait)
-    except OperationalError as error:
-        if nowait and is_contention(error):
-            raise _RowsLockedError(pks) from error
-        raise
-
-
-def _wait_for_each(
-    question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any]
-) -> None:
-    """Wait for those of the rows that are locked, and keep the lock of none.
-
-    Each block is rolled back, because the locks of a savepoint that is released are kept.
-    """
-    with settlement_transaction(question.using):
-        free = {*lock_free(question, pks, tables)}
-        transaction.set_rollback(True, using=question.using)
-    for pk in pks:
-        if pk not in free:
-            with locked_parts(question, tables, [pk]):
-                transaction.set_rollback(True, using=question.using)
-
-
 def _lock_parts(
     question: Question[Any], order: Sequence[type[Model]], pks: Sequence[Any], *, waits: bool
 ) -> None:
