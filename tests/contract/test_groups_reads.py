@@ -212,14 +212,7 @@ def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -
     with at_work(grouped, delivery, filter=the.only(rows[0])):
         assert free_keys(processor, rows) == [True, False, True]
         found = show(processor, rows[1].pk)
-        assert found.reason.startswith(f"{IN_THE_WAY} by row {rows[0].pk}: ")
-        why = {
-            "at_most_once": "ago and is not settled: its handler is at work, or its process died",
-            "at_least_once": "a worker has it, and its lease ends at ",
-        }
-        assert why[delivery] in found.reason
-        assert found.held_by == [rows[0].pk]
-        assert found.as_dict()["held_by"] == [str(rows[0].pk)]
+        assert found.reason == f"{IN_THE_WAY} by row {rows[0].pk}"
         assert show(processor, rows[2].pk).reason.startswith(FREE)
         two = grouped(delivery, the.ignore, max_per_group=2)
         assert free_keys(two, rows) == [True, True, True]
@@ -238,7 +231,6 @@ if connection.vendor == "postgresql":
             assert free_keys(processor, rows[1:]) == [most is not None, True]
             if most is None:
                 found = show(processor, rows[1].pk)
-                assert not found.held_by
                 assert found.reason == f"{IN_THE_WAY}: a session has locked its key"
         assert free_keys(processor, rows[1:]) == [True, True]
 
@@ -255,8 +247,8 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
     rows = rows_of(1, 1, 2)
     processor = in_order("transactional", the.ignore)
     assert free_keys(processor, rows) == [True, False, True]
-    first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first: "
-    assert show(processor, rows[1].pk).reason.startswith(f"{first}{FREE}")
+    first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first"
+    assert show(processor, rows[1].pk).reason == first
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
     assert free_keys(processor, rows)[1]
     assert show(processor, rows[0].pk).reason.startswith("it is not in pending")

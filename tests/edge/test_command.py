@@ -287,15 +287,8 @@ def test_list_counts_up_to_a_limit(manage: Manage, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(backlog, "MOST", 2)
     assert "     2+       -  waiting  warehouse.deliver " in manage("list").out
     found = {each["name"]: each for each in json.loads(manage("list", "--json").out)}
-    assert found["warehouse.deliver"] == {
-        "name": "warehouse.deliver",
-        "pending": 2,
-        "capped": True,
-        "estimated": False,
-        "oldest": None,
-        "state": ["waiting"],
-    }
-    assert found["shop.send_shipped_emails"]["capped"] is False
+    assert found["warehouse.deliver"]["pending"] == {"value": 2, "how": "more than"}
+    assert found["warehouse.deliver"]["state"] == ["waiting"]
 
 
 def test_list_asks_nothing_of_a_ledger_that_is_not_there(manage: Manage) -> None:
@@ -307,14 +300,12 @@ def test_list_asks_nothing_of_a_ledger_that_is_not_there(manage: Manage) -> None
 def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     parcels("")
     done = processors("list", **FAULTY)
-    assert done.returncode == 1
+    assert done.returncode == 3
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["?", "-", "?", "faulty.haunt"] in [line[:4] for line in lines]
     assert ["1", "-", "waiting", "warehouse.deliver"] in [line[:4] for line in lines]
-    assert "faulty.haunt: expected the table faulty_ghost" in done.stderr
-    assert done.stderr.endswith(
-        "CommandError: the pending rows of 2 of 16 processors could not be counted.\n"
-    )
+    said = "faulty.haunt: pending, in_progress, in_doubt, given_up could not be found out: expected"
+    assert said in done.stderr
 
 
 # --- on a terminal
