@@ -17,12 +17,10 @@ from django.core.management.base import OutputWrapper
 from django.db.models import Q
 
 from dcl_processor import registry
-from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
 from dcl_processor.masking import shown_traceback
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.news import AtWork, most_urgent
 from dcl_processor.processes.visible import logs_to_stderr
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report
@@ -90,25 +88,13 @@ class Output:
             yield on_row
 
     def stopping(self, stop: Stop) -> None:
-        """Acknowledge the first signal, and name the rows at hand; called in its handler.
-
-        Rows of other processes are named by ``finishing()``, when the processes have named them.
-        """
+        """Acknowledge the first signal to a person; called in its handler."""
         # The bar shows the same message.
-        if self._verbosity == 0 or self.has_bar:
+        if self._verbosity == 0 or self.has_bar or not self._stderr.isatty():
             return
-        call = most_urgent(time.monotonic())
-        if call is None and not self._stderr.isatty():
-            return
-        text = f"{stop.cause}: stopping" if call is None else _finishing(stop, call, None)
         # A buffered stream may be in the middle of a write, and is not reentrant.
         with suppress(OSError, ValueError):
-            os.write(self._stderr.fileno(), f"{text}\n".encode())
-
-    def finishing(self, stop: Stop, call: AtWork, worker: int | None) -> None:
-        """Write which row a worker finishes before it ends."""
-        if not self.has_bar:
-            self.lifecycle(_finishing(stop, call, worker))
+            os.write(self._stderr.fileno(), f"{stop.cause}: finishing the rows at hand\n".encode())
 
     def lifecycle(self, line: str) -> None:
         """Write a line about the command itself, which is no part of an answer."""
@@ -275,11 +261,6 @@ class Output:
         self._write(self._stderr, line)
         if self._tracebacks:
             self._write_traceback(failure.traceback)
-
-
-def _finishing(stop: Stop, call: AtWork, worker: int | None) -> str:
-    who = "" if worker is None else f" (worker {worker})"
-    return f"{stop.cause}: finishing {call} of {printable(call.label)}{who}"
 
 
 def _shares(workers: Sequence[Outcome]) -> str:

@@ -18,7 +18,7 @@ from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Died, Finishing, News, lasted
+from dcl_processor.processes.news import Died, News, lasted
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.watch.notify import aliases, check_can_listen
@@ -159,8 +159,6 @@ class _Log:
                 self._output.watched(news, worker)
             case Died():
                 self._died(label, who, worker, news)
-            case Finishing(call):
-                self._output.finishing(self._health.stop, call, worker)
             case Trouble():
                 self._broke(who, worker, name, news)
             case Recovered():

@@ -130,14 +130,7 @@ class Died:
         return f"{self.trouble.sentence}{at}{again}"
 
 
-@dataclass(frozen=True, slots=True)
-class Finishing:
-    """A worker that is to stop finishes these rows first."""
-
-    call: AtWork
-
-
-News = Event | Died | Finishing
+News = Event | Died
 
 #: Takes a worker's number, a processor's name (``None``: the worker itself), and what happened.
 Tell = Callable[[int, str | None, News], None]

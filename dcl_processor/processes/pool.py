@@ -28,7 +28,7 @@ from .child import Send, Work
 from .graceful_stop import Stop
 from .health import Health
 from .monitor import Monitor
-from .news import Died, Finishing, News
+from .news import Died, News
 from .results import OnCounts, Outcomes, merge, shares, tell_of_success
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
@@ -59,17 +59,15 @@ def run(
     on_counts: OnCounts | None = None,
     health: Health | None = None,
     may_supervise: bool = False,
-    on_finishing: Callable[[int, Finishing], None] = lambda *_: None,
     **options: Unpack[RunOptions],
 ) -> tuple[Report, list[Report | Trouble]]:
     """Run the processor in so many workers; return the report, and each worker's outcome.
 
     ``limit`` is for all workers together: it is divided before they start. ``concurrency`` is for
-    each. ``on_row`` is called with each row's outcome, ``on_counts`` with what a worker of several
-    has counted, about once a second, and ``on_finishing`` with the last rows of each worker that
-    is stopped. With one worker, the run is in this process, and there is no outcome; with
-    ``may_supervise`` it is in a child if the processor has a ``handler_timeout``, and there is an
-    outcome if the worker was lost.
+    each. ``on_row`` is called with each row's outcome, and ``on_counts`` with what a worker of
+    several has counted, about once a second. With one worker, the run is in this process, and there
+    is no outcome; with ``may_supervise`` it is in a child if the processor has a
+    ``handler_timeout``, and there is an outcome if the worker was lost.
 
     A worker that dies, or cannot be started, costs the others nothing. One that is killed because
     its handler does not end is started again, unless its row had cost a worker before. Raises
@@ -90,9 +88,7 @@ def run(
                     record.ended(processor.name, report)
                 return report, [report] if workers > 1 else []
 
-        outcomes = Outcomes(
-            processor.name, shares(options.get("limit"), needed), on_row, on_finishing
-        )
+        outcomes = Outcomes(processor.name, shares(options.get("limit"), needed), on_row)
         in_order = _run_workers(
             processor,
             outcomes,

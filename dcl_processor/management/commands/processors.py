@@ -40,7 +40,6 @@ from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Finishing
 from dcl_processor.processes.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
@@ -320,9 +319,6 @@ class Command(BaseCommand):
         which = {name: options[name] for name in ("filter", "using", "limit")}
         several = options["workers"] > 1
 
-        def finishing(number: int, event: Finishing) -> None:
-            output.finishing(health.stop, event.call, number if several else None)
-
         try:
             with output.watching(processor, health.stop, **which) as on_row:
                 report, workers = pool.run(
@@ -336,7 +332,6 @@ class Command(BaseCommand):
                     on_counts=options["on_counts"],
                     health=health,
                     may_supervise=self._owns_process,
-                    on_finishing=finishing,
                 )
         except Exception as error:  # noqa: BLE001  # the next processor is still to be run
             trouble = Trouble.of(error, processor, options["using"])
