@@ -425,7 +425,7 @@ def test_a_gauge_that_could_not_be_read_is_absent(tmp_path: Path) -> None:
         "metrics", "warehouse.deliver", "--metrics-file", str(path), DATABASE_URL=DOWN
     )
     assert done.returncode == 3
-    assert "pending could not be found out" in done.stderr
+    assert "pending, oldest, in_doubt, given_up could not be found out" in done.stderr
     own = (("processor", "warehouse.deliver"),)
     assert samples(path.read_text()) == {"dcl_processor_unknown_gauges": {own: 4.0}}
 

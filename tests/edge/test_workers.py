@@ -387,7 +387,7 @@ def test_a_run_that_has_lost_a_worker_has_not_drained_the_rows(
 
 
 def test_a_worker_whose_successor_has_ended_regularly_is_not_lost() -> None:
-    outcomes = Outcomes("p", [None], None, lambda *_: None)
+    outcomes = Outcomes("p", [None], None)
     outcomes.tell(1, None, Died(Trouble("killed"), 0.0))
     assert merge("p", outcomes.in_order(), None).stopped == "failures"
     outcomes.tell(1, "p", report(processed=1))
