@@ -182,12 +182,10 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
         (["run", "warehouse.deliver", "--dry-run", "--watch"], "expected --dry-run for a single"),
         (["run", "--all", "--metrics-port", "65536"], "expected a port from 1 to 65535"),
         (["run", "--all", "--metrics-port", "127.0.0.1:"], "expected a port from 1 to 65535"),
-        (["run", "--all", "--max-rows", "3"], "expected --watch with --max-rows, got --max-rows"),
         (["run", "--all", "--max-runtime", "3"], "expected --watch with --max-runtime, got"),
         (["run", "--all", "--listen"], "expected --watch with --listen, got --listen alone"),
         (["run", "--all", "--watch", "0"], "expected a number of seconds from 0.1, got '0'"),
         (["run", "--watch", "shop.a"], "got 'shop.a'; write the names of processors before"),
-        (["run", "--all", "--watch", "--max-rows", "0"], "a number of rows from 1, got '0'"),
         (["run", "--all", "--watch", "--max-runtime", "nan"], "seconds above 0, got 'nan'"),
     ],
 )
@@ -502,7 +500,9 @@ TWO = """
 """
 
 
-@pytest.mark.parametrize("arguments", [(), ("--dry-run",), ("--watch", "--max-rows", "1")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--dry-run",), ("--watch", "0.1", "--max-runtime", "1")]
+)
 def test_a_processor_that_its_checks_refuse_is_not_run_and_the_others_are(
     install: Install, manage: Manage, arguments: tuple[str, ...]
 ) -> None:

@@ -253,7 +253,7 @@ def test_a_watch_serves_the_counts_of_its_copies(installed: None) -> None:
     parcels(*[""] * 4)
     port = free_port()
     watch = ("run", "warehouse.deliver", "--watch", "0.1", "--workers", "2")
-    with started(*watch, "--metrics-port", str(port), "--max-rows", "6") as process:
+    with started(*watch, "--metrics-port", str(port)) as process:
         until(lambda: is_served(port), "the port")
         until(lambda: rows(scrape(port)) == {"processed": 4}, "the counts")
         success = "dcl_processor_last_success_timestamp_seconds"

@@ -13,7 +13,6 @@ import pytest
 
 from tests.edge.manage import at_gate, besides_lifecycle, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
-from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,17 +91,6 @@ def test_i10_the_row_at_hand_is_finished(gate: Path, workers: str) -> None:
     several = " with 2 workers" if workers == "2" else ""
     assert first == f"watching {DELIVER}{several} (process {watcher.process.pid})"
     assert re.fullmatch(r"stopped by SIGTERM after [\d.]+ s", last)
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_ends_after_so_many_rows_that_were_tried(workers: str) -> None:
-    parcels(*["", "broken"] * 4)
-    arguments = (DELIVER, "--watch", SELDOM, "--max-rows", "5", "--workers", workers)
-    with watching(*arguments) as watcher:
-        code, out, err = watcher.end(None)
-    assert code == 0
-    tried = err.count(" failed: ") + Parcel.objects.filter(sent=True).count()
-    assert tried == 5, (out, err)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
