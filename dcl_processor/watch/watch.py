@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from django.db import close_old_connections
+
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
 
 from . import notify
-from .notify import OLDEST, Listener, aliases, close_connections
+from .notify import Listener, aliases
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:
@@ -84,7 +86,6 @@ class Watch:
     _is_ended: bool = False
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
-    _recycle_at: float = field(default_factory=lambda: time.monotonic() + OLDEST)
 
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
@@ -122,7 +123,7 @@ class Watch:
     def _wait(self, until: float) -> None:
         """Wait until then, or until the end of the plan, a stop, or a notification."""
         if until - time.monotonic() >= _WORTH_CLOSING:
-            close_connections()
+            close_old_connections()
         if self.plan.deadline is not None:
             until = min(until, self.plan.deadline)
         while not self._is_woken() and not self.stop.is_set():
@@ -182,9 +183,6 @@ class Watch:
                 self.tell(processor.name, Recovered())
         else:
             self._broke(turn, trouble)
-        if time.monotonic() >= self._recycle_at:
-            self._recycle_at = time.monotonic() + OLDEST
-            close_connections(all_of_them=True)
 
     def _broke(self, turn: _Turn, trouble: Trouble) -> None:
         self.tell(turn.processor.name, trouble)

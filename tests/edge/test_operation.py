@@ -29,10 +29,8 @@ from tests.edge.manage import (
     Manage,
     at_gate,
     besides_lifecycle,
-    command,
     output,
     processors,
-    shown_on_a_terminal,
     started,
 )
 from tests.edge.watchers import SELDOM, parcels, unsent, watching
@@ -275,26 +273,6 @@ def test_what_strangers_wrote_forges_no_line_and_commands_no_terminal(more: list
     assert not set("\x1b\x07\u202e\u2028") & set(done.stderr)
     if not more:
         assert len(done.stderr.splitlines()) == 2
-
-
-# --- colours
-
-
-@pytest.mark.parametrize(
-    ("variables", "colored"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
-    ids=str,
-)
-def test_colours_are_left_out_where_they_are_not_wanted(
-    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    parcels("broken")
-    code, shown = shown_on_a_terminal(command("run", DELIVER), **variables)
-    assert code == 1
-    [failed] = [line for line in shown.splitlines() if "no address" in line]
-    assert bool(re.search(r"\x1b\[[\d;]*m", failed)) is colored
 
 
 # --- ceilings

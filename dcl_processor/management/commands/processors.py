@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.core.management.color import no_style
 from django.db import close_old_connections, connections
 from django.db.models import Q
 
@@ -186,7 +185,7 @@ class Command(BaseCommand):
             as_json=options["json"],
             verbosity=options["verbosity"],
             tracebacks=options["traceback"] or options.get("tracebacks", False),
-            color=self._has_color(options),
+            color=not options["no_color"],
         )
         try:
             if action in MODULES:
@@ -199,15 +198,6 @@ class Command(BaseCommand):
                 self.run_chosen(output, options)
         finally:
             output.close()
-
-    def _has_color(self, options: dict[str, Any]) -> bool:
-        """Return whether colours are wanted; if not, switch off Django's colours."""
-        unwanted = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        if unwanted and not options["force_color"]:
-            self.style = no_style()
-            self.stderr.style_func = None
-            return False
-        return not options["no_color"]
 
     def run_chosen(self, output: Output, options: dict[str, Any]) -> None:
         """Run the chosen processors, until their end or a signal."""
