@@ -122,23 +122,24 @@ class Write:
         self._refuse_old_snapshot()
         end = min(time.monotonic() + seconds, stop_at)
         has_row_locks = connections[self.question.using].features.has_select_for_update
-        waiting, size, were_tried = [*chosen], WINDOW, False
-        while waiting:
-            locked = list[Any]()
-            for some in _chunks(waiting, size):
-                left, again = end - time.monotonic(), some
-                if left > 0 or not (were_tried or (locked and not has_row_locks)):
-                    again = self._try(chosen, some, written, max(LEAST, left), stop_at)
-                locked += again
-                if not were_tried and time.monotonic() >= stop_at:
-                    break
-            if locked and time.monotonic() >= end:
-                written.locked += locked
-                return
-            if locked:
-                time.sleep(PAUSE)
+        locked = list[Any]()
+        for some in _chunks([*chosen], WINDOW):
+            left = end - time.monotonic()
+            if locked and left <= 0 and not has_row_locks:
+                locked += some  # all rows have the same lock
+            else:
+                locked += self._try(chosen, some, written, max(LEAST, left), stop_at)
+            if time.monotonic() >= stop_at:
+                break
+        while locked and time.monotonic() < end:
+            time.sleep(PAUSE)
+            waiting, locked = locked, []
             # One by one, because one row that is locked may have held up all of its chunk.
-            waiting, size, were_tried = locked, 1 if has_row_locks else WINDOW, True
+            for pk in waiting:
+                left = end - time.monotonic()
+                limit = max(LEAST, left)
+                locked += self._try(chosen, [pk], written, limit, stop_at) if left > 0 else [pk]
+        written.locked += locked
 
     def _refuse_old_snapshot(self) -> None:
         question = self.question
