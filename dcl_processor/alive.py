@@ -6,11 +6,9 @@ It does not import Django, which takes seconds of processor time that a probe wo
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 from dcl_processor import steady as time
 
@@ -42,9 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_fresh = abs(age) <= options.max_age
     verdict = "alive" if is_fresh else "not alive"
     most = "" if is_fresh else f", expected at most {options.max_age:g} s"
-    line = f"{verdict}: written {age:.1f} s ago{most}{_workers(options.file)}"
-    # Whatever a row's key contains, the verdict is the exit code.
-    print(line.encode("ascii", "backslashreplace").decode())
+    print(f"{verdict}: written {age:.1f} s ago{most}")
     return 0 if is_fresh else 1
 
 
@@ -56,28 +52,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return seconds
-
-
-def _workers(file: Path) -> str:
-    """Return what the workers were at when the file was written."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        words = "".join(f"; {_worker(each)}" for each in document["workers"])
-        return f" by process {document['pid']}{words}"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "; its content cannot be read"
-
-
-def _worker(worker: dict[str, Any]) -> str:
-    who = f"worker {worker['worker']} (process {worker['pid']}) {worker['state']}"
-    if "rows" not in worker:
-        return who
-    more = worker["row_count"] - len(worker["rows"])
-    rows = f"row{'s' * (worker['row_count'] > 1)} {', '.join(worker['rows'])}"
-    rows += f" and {more} more" if more else ""
-    call = worker.get("call", "")
-    at = " for ".join(filter(None, [call, rows if worker["row_count"] else ""]))
-    return f"{who} at {worker['processor']}, {at} since {worker['since']}"
 
 
 if __name__ == "__main__":

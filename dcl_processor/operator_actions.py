@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from .operator_states import (
     not_claimed_lately,
     unsettled,
 )
-from .operator_writes import Write, is_pending
+from .operator_writes import SHOWN, Write, Written, is_pending
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
 from .settlement.outcome_values import with_cleared_retry
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .definition.definition import Definition
 
 logger = logging.getLogger("dcl_processor")
+
+#: Seconds for which rows that other sessions have locked are tried again.
+LOCKED_FOR = 10.0
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
@@ -94,7 +97,7 @@ def mark_done(
 ) -> int:
     """Write the flip, or ``values``, to the claimed and given up rows; ``force``: to all."""
     state = "or neither claimed nor given up; force=True marks what is not leased"
-    return _to_all(to_mark_done(processor, rows, values, force=force), "mark_done", state)
+    return _act(to_mark_done(processor, rows, values, force=force), "mark_done", state)
 
 
 def to_mark_done(
@@ -122,7 +125,7 @@ def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool
         f"claimed less than {default_age(processor):g} s ago, done, or not waiting yet; force=True "
         "puts back what is not leased, and repeats its effect"
     )
-    return _to_all(to_requeue(processor, rows, force=force), "requeue", state)
+    return _act(to_requeue(processor, rows, force=force), "requeue", state)
 
 
 def to_requeue(
@@ -142,18 +145,26 @@ def to_requeue(
     return Write(processor, question, rows, condition, reset)
 
 
-def _to_all(write: Write, method: str, state: str) -> int:
+def _act(write: Write, method: str, state: str) -> int:
     """Write to the rows in the state of the action, and tell of the others; return how many."""
     if write.condition:
-        number, some = write.others()
-        if number:
-            more = ", …" if number > len(some) else ""
-            logger.warning(
-                "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, %s.",
-                *(write.processor.name, method, number, "row" if number == 1 else "rows"),
-                *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, state),
-            )
-    return write.to_all()
+        _warn(write, method, *write.others(), f"leased by a worker, {state}")
+    written = Written()
+    write.to_free(write.choose(), written, seconds=LOCKED_FOR)
+    for error in written.failed.values():
+        raise error
+    _warn(write, method, len(written.locked), written.locked[:SHOWN], "locked by other sessions")
+    return len(written.written)
+
+
+def _warn(write: Write, method: str, number: int, some: Sequence[Any], why: str) -> None:
+    if number:
+        more = ", …" if number > len(some) else ""
+        logger.warning(
+            "%s: %s() leaves %d %s as %s (%s%s): %s.",
+            *(write.processor.name, method, number, "row" if number == 1 else "rows"),
+            *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, why),
+        )
 
 
 def discard(
@@ -164,7 +175,7 @@ def discard(
 ) -> int:
     """Write ``failed``, or ``values``, to those of the rows that are pending or claimed."""
     write = to_discard(processor, rows, reason, values)
-    return _to_all(write, "discard", "or neither pending nor claimed")
+    return _act(write, "discard", "or neither pending nor claimed")
 
 
 def to_discard(

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from hashlib import blake2b
-from types import NoneType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
-
-from django.db import connections
 
 #: Rows by primary key, each with the digest of what it was when it was chosen.
 Chosen = Mapping[Any, str]
@@ -22,7 +17,7 @@ _DIGEST, _WAS_PENDING = 6, "+"
 
 
 def digest(marks: Sequence[Any], *, is_pending: bool) -> str:
-    """Return a text for values in plain types, the same in each process while they are the same."""
+    """Return a text for the texts of columns, the same in each process while they are the same."""
     known = repr(marks).encode("utf-8", "surrogatepass")
     short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
     return short + (_WAS_PENDING if is_pending else "")
@@ -37,52 +32,19 @@ def is_same(before: str, now: str) -> bool:
     return now in (before, before + _WAS_PENDING)
 
 
-# --- the values of a row's columns in plain types, whose texts are compared
-#
-# The text of an object without ``__repr__`` has its address, which differs from process to process.
-
-
-#: The types whose texts tell their values apart, and are the same in each process.
-_PLAIN = frozenset(
-    {NoneType, bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID}
-)
-
-#: In the text of an object that has none of its own.
+#: In the text of an object that has none of its own, and whose address differs in each process.
 _ADDRESS = " at 0x"
 
 
-def plain(field: Any, value: Any, using: str) -> Any:
-    """Return a column's value in plain types; ``None`` if it has no such form."""
-    # The value itself first: the field may encrypt it, each time to another text.
-    with suppress(TypeError):
-        return _plain(value)
-    for form in _forms(field, value, using):
+def plain(field: Any, value: Any) -> str | None:
+    """Return a column's value as a text that is the same in each process; ``None`` without one."""
+    if value is None or isinstance(value, str):
+        return value
+    row = SimpleNamespace(**{field.attname: value})
+    # As it is serialised first: what is for the database may be encrypted, each time otherwise.
+    for form, given in ((field.value_to_string, row), (field.get_prep_value, value)):
         # A field of the user's own may refuse in any way.
         with suppress(Exception):
-            found = _plain(form())
-            if _ADDRESS not in repr(found):
-                return found
+            if _ADDRESS not in (text := repr(form(given))):
+                return text
     return None
-
-
-def _forms(field: Any, value: Any, using: str) -> Iterator[Callable[[], Any]]:
-    yield lambda: field.get_prep_value(value)
-    yield lambda: field.get_db_prep_value(value, connections[using])
-    yield lambda: field.value_to_string(SimpleNamespace(**{field.attname: value}))
-
-
-def _plain(value: Any) -> Any:
-    """Return the value in plain types; raises ``TypeError``."""
-    if type(value) in _PLAIN:
-        return value
-    match value:
-        case memoryview() | bytearray():
-            return bytes(value)
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case set() | frozenset():
-            # Their order differs from process to process.
-            return sorted((_plain(each) for each in value), key=repr)
-        case dict():
-            return sorted(([_plain(key), _plain(each)] for key, each in value.items()), key=repr)
-    raise TypeError(f"expected a value in plain types, got {type(value).__name__}")

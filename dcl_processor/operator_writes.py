@@ -20,7 +20,7 @@ from .database.contention import is_about_rows, is_contention
 from .database.time_limit import lock_timeout
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
-from .locking.row_locks import lock_free, locked_rows, settlement_transaction, written_parts
+from .locking.row_locks import lock_free, settlement_transaction, written_parts
 from .operator_choice import Chosen, digest, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
@@ -109,14 +109,6 @@ class Write:
         )
         return others.count(), [*others[:SHOWN]]
 
-    def to_all(self) -> int:
-        """Write to all of the rows in one transaction, wait for their locks, return how many."""
-        self._refuse_old_snapshot()
-        chosen, tables = self.choose(), written_parts(self.question.model, self.values)
-        chunks = [*_chunks([*chosen], WINDOW)]
-        with locked_rows(self.question, tables, chunks):
-            return sum(len(self._compare_and_write(chosen, some)) for some in chunks)
-
     def to_free(
         self, chosen: Chosen, written: Written, *, seconds: float, stop_at: float = math.inf
     ) -> None:
@@ -131,23 +123,24 @@ class Write:
         self._refuse_old_snapshot()
         end = min(time.monotonic() + seconds, stop_at)
         has_row_locks = connections[self.question.using].features.has_select_for_update
-        waiting, size, were_tried = [*chosen], WINDOW, False
-        while waiting:
-            locked = list[Any]()
-            for some in _chunks(waiting, size):
-                left, again = end - time.monotonic(), some
-                if left > 0 or not (were_tried or (locked and not has_row_locks)):
-                    again = self._try(chosen, some, written, max(LEAST, left), stop_at)
-                locked += again
-                if not were_tried and time.monotonic() >= stop_at:
-                    break
-            if locked and time.monotonic() >= end:
-                written.locked += locked
-                return
-            if locked:
-                time.sleep(PAUSE)
+        locked = list[Any]()
+        for some in _chunks([*chosen], WINDOW):
+            left = end - time.monotonic()
+            if locked and left <= 0 and not has_row_locks:
+                locked += some  # all rows have the same lock
+            else:
+                locked += self._try(chosen, some, written, max(LEAST, left), stop_at)
+            if time.monotonic() >= stop_at:
+                break
+        while locked and time.monotonic() < end:
+            time.sleep(PAUSE)
+            waiting, locked = locked, []
             # One by one, because one row that is locked may have held up all of its chunk.
-            waiting, size, were_tried = locked, 1 if has_row_locks else WINDOW, True
+            for pk in waiting:
+                left = end - time.monotonic()
+                limit = max(LEAST, left)
+                locked += self._try(chosen, [pk], written, limit, stop_at) if left > 0 else [pk]
+        written.locked += locked
 
     def _refuse_old_snapshot(self) -> None:
         question = self.question
@@ -257,9 +250,8 @@ class Write:
 
     def _digest(self, marks: Sequence[Any]) -> str:
         """Return the digest of a row's marks: the columns, the error, and whether it is pending."""
-        model, using = self.question.model._meta, self.question.using
-        fields = map(model.get_field, self.columns)
-        columns = [plain(*each, using) for each in zip(fields, marks, strict=False)]
+        fields = map(self.question.model._meta.get_field, self.columns)
+        columns = [plain(*each) for each in zip(fields, marks, strict=False)]
         *error, pending = marks[len(columns) :]
         return digest([*columns, *error], is_pending=pending)
 

@@ -16,14 +16,13 @@ from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import Groups, Key
-from dcl_processor.execution.calls import each_beside
 from dcl_processor.execution.handler import Handled, Outcome
 from dcl_processor.locking.key_lock import refuse_collation
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.runner.counters import MOST_KEYS
 
 from .settlement import Batch, Claimed, Missed
-from .source import READ, Source, Step
+from .source import Source, Step
 from .turns import MOST_KEPT, Share, Turn, Turns
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ class KeySource(Source):
         """Visit the rows of every key, and then the rows without a key."""
         run = self._run
         walk = reads.KeyWalk(run.ask, self._groups)
-        windows = each_beside(run.processor.name, READ, walk)
+        windows = iter(walk)
         self._read_keys(windows, is_first=True)
         if self._turns.line or not walk.has_rows_without:
             run.counters.passes += 1

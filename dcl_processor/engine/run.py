@@ -7,12 +7,11 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from contextvars import copy_context
 from datetime import timedelta, tzinfo
-from functools import partial
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, Q
 from django.utils import timezone, translation
 
 from dcl_processor import observers, oversight
@@ -24,7 +23,6 @@ from dcl_processor.database.sight import Sees, Shared
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.execution.calls import beside
 from dcl_processor.execution.event_loop import EventLoop, refuse_green_threads
 from dcl_processor.execution.handler import Failed, Lost
 from dcl_processor.execution.resource import OpenFailure, Resource
@@ -352,11 +350,8 @@ class Run:
             asked = processor._due(model) if due else None
             return asked if among is None else among if asked is None else among & asked
 
-        source: Any = processor.pending
-        if not isinstance(source, QuerySet):
-            source = partial(beside, processor.name, "pending()", (), source)
         return ask(
-            source,
+            processor.pending,
             label=processor.name,
             filter=self.filter,
             using=self._alias,

@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
-from dcl_processor.execution.calls import each_beside
 from dcl_processor.locking.wanted import Wanted, spare
 
 from .settlement import Batch, Missed
 
 if TYPE_CHECKING:
     from .run import Run
-
-#: What a run waits for when it reads the next rows.
-READ = "the read of pending"
 
 #: Locked rows that one run remembers and comes back to.
 MOST_LOCKED = 10_000
@@ -301,7 +297,7 @@ class Source:
         run.counters.passes += 1
         by_key = scan.KeyScan(self._ask, self._tried)
         windows = by_key if self._spreads else scan.ordered_scan(self._ask, self._tried)
-        for question, waiting in each_beside(run.processor.name, READ, windows):
+        for question, waiting in windows:
             run.refuse_backlog(question, waiting)
             self._begin_window(question, waiting)
             while self.has_candidates:

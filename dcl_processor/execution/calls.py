@@ -1,4 +1,4 @@
-"""The calls of handlers, and of the user's other functions, that are under way in this process.
+"""The calls of handlers that are under way in this process.
 
 Another thread reads them: the one that tells of a row that takes long, and the one that ends a call
 whose time is over.
@@ -7,10 +7,9 @@ whose time is over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dcl_processor import observers
@@ -50,23 +49,15 @@ class CallLimits(Protocol):
 class Call:
     """A call of a handler; ``keys``: of its rows; ``limits``: what limits it, if anything does.
 
-    ``what``: what is called instead of the handler, in words; it has no limit, and may have no row.
     ``since``: its beginning, by the monotonic clock; ``duration``: its seconds, when it has ended.
     ``attempt``: the number of the row's attempt, if a ``retry`` counts it and there is one row.
     """
 
-    __slots__ = ("attempt", "duration", "keys", "label", "limits", "since", "what")
+    __slots__ = ("attempt", "duration", "keys", "label", "limits", "since")
 
     def __init__(
-        self,
-        label: str,
-        keys: Sequence[Any],
-        limits: CallLimits | None,
-        attempt: int | None = None,
-        *,
-        what: str = "",
+        self, label: str, keys: Sequence[Any], limits: CallLimits | None, attempt: int | None = None
     ) -> None:
-        self.what = what
         self.label = label
         self.keys = keys
         self.limits = limits
@@ -138,34 +129,6 @@ def noted(call: Call, limit: TimeLimit | None, function: Callable[..., T], *argu
     finally:
         call.duration = time.monotonic() - call.since
         _under_way.discard(call)
-
-
-#: Monitors that look at the calls of this process. Without one, only handlers are noted.
-watchers = 0
-
-
-def beside(
-    label: str, what: str, keys: Sequence[Any], function: Callable[..., T], *arguments: Any
-) -> T:
-    """Call a function of the user that is no handler; while a monitor looks, the call is noted.
-
-    ``label``: the processor's name; ``what``: the function, in words. It has no limit, because the
-    database or the row may be between two states when it is called.
-    """
-    if not watchers:
-        return function(*arguments)
-    return noted(Call(label, keys, None, what=what), None, function, *arguments)
-
-
-def each_beside(label: str, what: str, found: Iterable[T]) -> Iterator[T]:
-    """Yield what an iterable gives; each step of it is called as by ``beside()``."""
-    steps = iter(found)
-
-    def step() -> list[T]:
-        return [*islice(steps, 1)]
-
-    while got := beside(label, what, (), step):
-        yield got[0]
 
 
 def announced(

@@ -11,7 +11,7 @@ from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.interrupts import ends_the_run
 
-from .calls import beside, log_error
+from .calls import log_error
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -59,7 +59,7 @@ class Resource:
         if self._opened is None and self._failure.error is None:
             stack = ExitStack()
             try:
-                arguments = beside(self._processor.name, "resource()", (), self._open, stack)
+                arguments = self._open(stack)
             except InvalidOption:
                 raise
             except BaseException as error:
@@ -104,7 +104,7 @@ class Resource:
 
     def _close(self, opened: OpenResource) -> None:
         try:
-            beside(self._processor.name, "the end of resource()", (), opened.stack.close)
+            opened.stack.close()
         except BaseException as error:
             if ends_the_run(error):
                 raise

@@ -152,14 +152,12 @@ class Asker:
 class Level(StrEnum):
     """How a finding is to be taken.
 
-    ``OK``: as it should be. ``NOTE``: so it is, and worth knowing. ``WARNING``: it costs time,
-    or loses something when something else fails. ``PROBLEM``: rows are not handled, or are handled
-    wrongly. ``UNKNOWN``: it could not be found out now, or by this role. ``LEFT_OUT``: it is never
-    found out here.
+    ``OK``: as it should be. ``WARNING``: it costs time, or loses something when something else
+    fails. ``PROBLEM``: rows are not handled, or are handled wrongly. ``UNKNOWN``: it could not be
+    found out now, or by this role. ``LEFT_OUT``: it is never found out here.
     """
 
     OK = "ok"
-    NOTE = "note"
     WARNING = "warning"
     PROBLEM = "problem"
     UNKNOWN = "could not be found out"
@@ -172,7 +170,7 @@ class Finding:
 
     These are sentences without a period; the last two are empty if nothing is to be done.
     ``check``: its short name; ``about``: the database, the table or the processor. The doctor adds
-    them, unless a finding is about something else.
+    them.
     """
 
     level: Level

@@ -27,9 +27,7 @@ WHERE i.indrelid = ANY(%s::text[]::regclass[]) AND i.indisvalid ORDER BY c.relna
 _PARTITIONS = "SELECT relid::regclass::text FROM pg_partition_tree(%s::regclass)"
 
 _TABLE = """
-SELECT c.reltuples, c.reloptions, s.n_dead_tup, s.n_mod_since_analyze, s.n_tup_upd,
-    s.n_tup_hot_upd, greatest(s.last_analyze, s.last_autoanalyze),
-    greatest(s.last_vacuum, s.last_autovacuum)
+SELECT c.reltuples, c.reloptions, s.n_dead_tup, s.n_tup_upd, s.n_tup_hot_upd
 FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid = %s::regclass
 """
 
@@ -75,19 +73,15 @@ class TableIndex:
 class Table:
     """A table's figures. ``rows``: the estimate that the planner uses, ``None`` if it has none.
 
-    ``options``: the table's storage parameters. ``dead``, ``changed``, ``updates`` and ``hot`` are
-    numbers of rows: those not yet vacuumed, those changed since the last ANALYZE, and the updates,
-    of which ``hot`` left the indexes as they were.
+    ``options``: the table's storage parameters. ``dead``, ``updates`` and ``hot`` are numbers of
+    rows: those not yet vacuumed, and the updates, of which ``hot`` left the indexes as they were.
     """
 
     rows: float | None
     options: Mapping[str, str]
     dead: int
-    changed: int
     updates: int
     hot: int
-    analyzed: datetime | None
-    vacuumed: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +123,14 @@ def indexes(using: str, model: type[Model], *, of: Sequence[str] = ()) -> list[T
 
 def table(using: str, model: type[Model]) -> Table:
     """Return the figures of the model's table."""
-    ((number, options, *figures),) = rows(using, _TABLE, [_named(using, model)])
-    dead, changed, updates, hot, analyzed, vacuumed = figures
+    ((number, options, dead, updates, hot),) = rows(using, _TABLE, [_named(using, model)])
     return Table(
         rows=None if number < 0 else number,
         options=dict(option.split("=", 1) for option in options or ()),
         # A table that was never used has no statistics.
         dead=dead or 0,
-        changed=changed or 0,
         updates=updates or 0,
         hot=hot or 0,
-        analyzed=analyzed,
-        vacuumed=vacuumed,
     )
 
 

@@ -25,15 +25,14 @@ SMALL = 1_000
 class Explanation:
     """What a run would ask, and how the database would answer.
 
-    ``read``: the lock-free read, ``None`` if it is not sent because no row can be pending;
-    ``claim``: the statements that lock rows and check them again, in their order. ``plan``: of the
-    read. ``verdict``: whether an index serves the read, in one sentence. ``index``: the one that
-    would, ``None`` if an index serves it already, or none can; ``index_model``: the model whose
-    ``Meta`` is to have it; ``is_declared``: it has such an index; ``is_chosen``: whether PostgreSQL
-    would choose it now, ``None`` if that was not tried. ``in_flight_index``: the one that
-    ``group_by`` needs besides, ``None`` if that ``Meta`` has it. ``age_index``: the one from which
-    the age of the oldest pending row can be read, ``None`` if the ``Meta`` has it, or no age is
-    asked for. ``remarks``: sentences.
+    ``read``: the lock-free read, ``None`` if it is not sent because no row can be pending.
+    ``plan``: of the read. ``verdict``: whether an index serves the read, in one sentence.
+    ``index``: the one that would, ``None`` if an index serves it already, or none can;
+    ``index_model``: the model whose ``Meta`` is to have it; ``is_declared``: it has such an index;
+    ``is_chosen``: whether PostgreSQL would choose it now, ``None`` if that was not tried.
+    ``in_flight_index``: the one that ``group_by`` needs besides, ``None`` if that ``Meta`` has it.
+    ``age_index``: the one from which the age of the oldest pending row can be read, ``None`` if the
+    ``Meta`` has it, or no age is asked for. ``remarks``: sentences.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Explanation:
     index_model: type[Model]
     verdict: str
     read: str | None = None
-    claim: tuple[str, ...] = ()
     plan: Plan | None = None
     index: Index | None = None
     is_declared: bool = False
@@ -60,7 +58,6 @@ class Explanation:
             "delivery": self.delivery,
             "database": self.using,
             "read": self.read,
-            "claim": list(self.claim),
             "plan": None if plan is None else list(plan.lines),
             "rows": None if plan is None else plan.rows,
             "index": None if plan is None else plan.index,
@@ -100,14 +97,11 @@ def explanation(
         return found
     with reading(read.using, seconds):
         plan = plan_of(read, question.model)
-    with reading(read.using, seconds):
-        claim = tuple(each.text for each in asked.claim(asked.keys()))
-    index = indexes.read if plan is None or plan.index is None else None
+    index = indexes.read if plan.index is None else None
     return replace(
         found,
         verdict=_verdict(plan, question.using),
         read=read.text,
-        claim=claim,
         plan=plan,
         index=index,
         is_declared=index is not None and pending_index.is_declared(index, indexes.model),
@@ -133,10 +127,11 @@ def _undeclared(index: Index | None, model: type[Model]) -> Index | None:
     return None if index is None or pending_index.is_declared(index, model) else index
 
 
-def _verdict(plan: Plan | None, using: str) -> str:
-    database: str = connections[using].display_name
-    if plan is None:
-        return f"Plans of {database} are not read here."
+def _verdict(plan: Plan, using: str) -> str:
+    connection = connections[using]
+    database: str = connection.display_name
+    if connection.vendor != "postgresql":
+        return f"Which index serves this read is not judged on {database}: see the plan."
     if plan.index is not None:
         return f"The index {plan.index} serves this read."
     if plan.walks is not None:
@@ -147,42 +142,27 @@ def _verdict(plan: Plan | None, using: str) -> str:
     return f"No index serves this read: {database} reads the whole table."
 
 
-def _remarks(asked: Asked, plan: Plan | None) -> Iterator[str]:
-    question, processor = asked.question, asked.processor
-    database: str = connections[question.using].display_name
-    if plan is not None and plan.index is None:
-        yield from _size(plan, database)
-    index = pending_index.suggested(processor, question).read
-    if plan is not None and plan.index is None and index is None:
+def _remarks(asked: Asked, plan: Plan) -> Iterator[str]:
+    processor, question = asked.processor, asked.question
+    connection = connections[question.using]
+    if connection.vendor == "postgresql" and plan.index is None:
+        if plan.rows is None:
+            yield (
+                "PostgreSQL does not know how many rows the table has, so this may not be its "
+                "plan for a large table; run ANALYZE."
+            )
+        elif plan.rows < SMALL:
+            yield (
+                f"With about {plan.rows:.0f} rows the table is small, and to read all of it is "
+                "right; an index counts when the table has grown."
+            )
+    if plan.index is None and pending_index.suggested(processor, question).read is None:
         yield (
             f"No index of {question.model._meta.label} can hold a condition of pending: each "
             "depends on other rows, or is no comparison with a constant."
         )
-    if processor.group_by is not None:
-        yield (
-            "With group_by the read asks for keys. Then each key is locked, and its rows in flight "
-            "and its first rows are asked for, before the claim."
-        )
-    if processor._due(question.model) is not None:
-        yield (
-            "The conditions of retry and lease compare with the clock, and cannot be in the "
-            "condition of an index: they filter the rows that the index returns."
-        )
-    if connections[question.using].settings_dict["OPTIONS"].get("server_side_binding"):
+    if connection.settings_dict["OPTIONS"].get("server_side_binding"):
         yield (
             "With server_side_binding the server gets the values apart from the statement: once it "
             "prepares a generic plan (prepare_threshold), that plan uses no partial index."
-        )
-
-
-def _size(plan: Plan, database: str) -> Iterator[str]:
-    if plan.rows is None:
-        yield (
-            f"{database} does not know how many rows the table has, so this may not be its plan "
-            "for a large table; run ANALYZE."
-        )
-    elif plan.rows < SMALL:
-        yield (
-            f"With about {plan.rows:.0f} rows the table is small, and to read all of it is right; "
-            "an index counts when the table has grown."
         )

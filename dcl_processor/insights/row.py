@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +37,7 @@ class Row:
     their answers: ``exists``, ``pending``, ``due`` (no retry time is in the way),
     ``attempts_left``, ``lease_free``, ``unclaimed``, ``key_free`` (no other row of its group is in
     the way) and ``given_up``; those that the processor does not have are left out. ``columns``:
-    those of its retry, its lease, its claim and its group, and ``pending_since``. ``held_by``: the
-    first rows that hold the key of its group, if it is not free and they are known.
+    those of its retry, its lease, its claim and its group, and ``pending_since``.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Row:
     reason: str
     parts: Mapping[str, Answer[bool]]
     columns: Mapping[str, Any] = field(default_factory=dict)
-    held_by: Sequence[Any] = ()
     locked: Answer[Locked] | None = None
     probed: Answer[Probed] | None = None
 
@@ -69,7 +67,6 @@ class Row:
             "reason": self.reason,
             "parts": {name: part.as_dict() for name, part in self.parts.items()},
             "columns": {name: document_of(value) for name, value in self.columns.items()},
-            "held_by": [key_text(each) for each in self.held_by],
             "locked": self.locked and self.locked.as_dict(),
             "probed": self.probed and self.probed.as_dict(),
         }
@@ -82,13 +79,11 @@ def show(
     using: str | None = None,
     seconds: float = TIMEOUT,
     with_probe: bool = False,
-    with_holders: bool = True,
 ) -> Row:
     """Return what is known of the row with this primary key.
 
-    ``with_probe``: wait for its lock for a moment, which finds locks that cannot be read.
-    ``with_holders``: name the rows that hold the key of its group. Raises the errors of the
-    processor's ``pending``; an error of the database is in the answers.
+    ``with_probe``: wait for its lock for a moment, which finds locks that cannot be read. Raises
+    the errors of the processor's ``pending``; an error of the database is in the answers.
     """
     question = rows.question_of(processor, using)
     asker = Asker(processor, seconds)
@@ -101,7 +96,7 @@ def show(
         reason = _unknown(read.why) if read.how is How.UNKNOWN else "there is no row with this key"
         return Row(processor.name, pk, using, reason, {"exists": exists})
     columns = read.value
-    of_group, hold = _of_group(asker, processor, question, pk, columns)
+    of_group, hold = _key_free(asker, processor, question, pk, columns)
     parts = {
         "exists": Answer(True),
         "pending": asker.ask(using, lambda: Answer(question.still_pending([pk]).exists())),
@@ -117,10 +112,8 @@ def show(
     holders = asker.ask(using, lambda: locked(question, [pk]))
     probed = asker.ask(using, lambda: probe(question, pk)) if with_probe else None
     reason = _reason(processor, parts, columns, now) or _lock_reason(holders, probed)
-    if reason == _IN_USE and hold is not None and with_holders:
-        reason += _why_in_use(processor, using, seconds, hold)
-    held_by = () if hold is None else hold.pks
-    return Row(processor.name, pk, using, reason, parts, columns, held_by, holders, probed)
+    reason += hold if reason == _IN_USE else ""
+    return Row(processor.name, pk, using, reason, parts, columns, holders, probed)
 
 
 def _conditions(processor: BatchProcessor[Any], model: type[Model]) -> dict[str, Q]:
@@ -172,56 +165,40 @@ def _columns(
     return Answer(found[0])
 
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """What holds a key: the first rows in flight, or the row that comes first; none: a lock."""
-
-    pks: Sequence[Any] = ()
-    comes_first: bool = False
-
-
-def _of_group(
+def _key_free(
     asker: Asker,
     processor: BatchProcessor[Any],
     question: Question[Any],
     pk: Any,
     columns: Mapping[str, Any],
-) -> tuple[dict[str, Answer[bool]], _Hold | None]:
+) -> tuple[dict[str, Answer[bool]], str]:
     """Return whether the other rows of its group leave a place for the row, and what does not."""
     if processor.group_by is None:
-        return {}, None
+        return {}, ""
     groups = groups_of(processor, question.model)
     value = columns[groups.column]
     if value is None:
-        return {}, None  # a row of its own
-    found = asker.ask(question.using, lambda: _hold(question, Key(groups, value), pk))
-    if found.how is How.UNKNOWN:
-        return {"key_free": Answer.unknown(found.why)}, None
-    return {"key_free": Answer(found.value is None)}, found.value
+        return {}, ""  # a row of its own
+    found = asker.ask(question.using, lambda: Answer(_hold(question, Key(groups, value), pk)))
+    if found.value is None:
+        return {"key_free": Answer.unknown(found.why)}, ""
+    return {"key_free": Answer(not found.value)}, found.value
 
 
-def _hold(question: Question[Any], key: Key, pk: Any) -> Answer[_Hold]:
-    """Return what holds the key, apart from the row itself; ``None``: the row has a place."""
+def _hold(question: Question[Any], key: Key, pk: Any) -> str:
+    """Return what holds the key, apart from the row itself; empty: the row has a place."""
     most = key.groups.most or 1
     if key.groups.in_flight is None and locked_places(question.using, key, most) >= most:
-        return Answer(_Hold())
+        return ": a session has locked its key"
     others = in_flight(question, key).exclude(these([pk])).order_by("pk")
     at_work = list(others.values_list("pk", flat=True)[: max(most, _MOST_NAMED)])
     if len(at_work) >= most:
-        return Answer(_Hold(at_work[:_MOST_NAMED]))
+        named = ", ".join(shown(key_text(each), _LONGEST_KEY) for each in at_work[:_MOST_NAMED])
+        return f" by row{'s' if len(at_work) > 1 else ''} {named}"
     first = head(question, key) if key.groups.in_order else None
-    return Answer(None if first in {pk, None} else _Hold([first], comes_first=True))
-
-
-def _why_in_use(processor: BatchProcessor[Any], using: str, seconds: float, hold: _Hold) -> str:
-    """Return which rows hold the key, and why the first of them does."""
-    if not hold.pks:
-        return ": a session has locked its key"
-    named = ", ".join(shown(key_text(each), _LONGEST_KEY) for each in hold.pks)
-    first = show(processor, hold.pks[0], using=using, seconds=seconds, with_holders=False)
-    several = "s" if len(hold.pks) > 1 else ""
-    comes_first = ", which comes first" if hold.comes_first else ""
-    return f" by row{several} {named}{comes_first}: {first.reason}"
+    if first in {pk, None}:
+        return ""
+    return f" by row {shown(key_text(first), _LONGEST_KEY)}, which comes first"
 
 
 def _is_given_up(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -> Answer[bool]:

@@ -1,4 +1,4 @@
-"""The statements that a run sends first, and their plans; none of them is executed here."""
+"""The first statement of a run, and its plan; it is not executed here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import EmptyResultSet, ValidationError
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Index, Model, QuerySet
 
@@ -17,10 +17,6 @@ from dcl_processor.candidates.pending_index import pending_index
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
-from dcl_processor.definition.kinds import rules_of
-from dcl_processor.engine import claim, marking
-from dcl_processor.engine.marks import mark_of
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.processor import BatchProcessor
 
 from . import catalog, rows
@@ -87,41 +83,6 @@ class Asked:
             rows = scan.first_window(self.question, strict_order=self.processor.strict_order)
         return compiled(rows)
 
-    def claim(self, pks: Sequence[Any]) -> list[Statement]:
-        """Return the statements that lock these rows and check them again.
-
-        With a delivery that marks its rows, and a question of one table, the same statement marks
-        them; this is not so for the first rows of a run. To be called inside ``reading()``, because
-        Django compiles a locking statement only inside a transaction.
-        """
-        question, wanted = self.question, Wanted(pks)
-        is_marked = not rules_of(self.processor).in_transaction
-        try:
-            if is_marked and marking.suits(question):
-                mark = mark_of(self.processor, question.model)
-                update, params = marking.statement(question, mark, wanted)
-                found = [(update.sql, params)]
-            else:
-                found = [*claim.statements(question, wanted)]
-        except EmptyResultSet:
-            return []
-        return [Statement(sql, params, question.using) for sql, params in found]
-
-    def keys(self) -> list[Any]:
-        """Return keys of rows, pending or not, as many as a claim may have; the last of the table.
-
-        They are read by the index of the primary key. An empty table has one made-up key.
-        """
-        size = self.processor.batch_size
-        found = [*self.question.table.order_by("-pk").values_list("pk", flat=True)[:size]]
-        if found:
-            return found[::-1]
-        try:
-            first, *more = (each.to_python(1) for each in self.question.model._meta.pk_fields)
-        except (ValidationError, TypeError, ValueError):
-            return []
-        return [(first, *more) if more else first]
-
     def age_index(self) -> Index | None:
         """Return the index from which the age of the oldest pending row is read.
 
@@ -147,7 +108,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan. ``lines``: as the database shows it.
+    """A plan. ``lines``: as the database shows it. The rest is known of PostgreSQL alone.
 
     ``index``: the index of the table by which only some of its rows are read, if there is one.
     ``walks``: an index whose every entry is read instead, in its order. ``rows``: of the table, as
@@ -160,20 +121,16 @@ class Plan:
     rows: float | None = None
 
 
-def plan_of(statement: Statement, model: type[Model]) -> Plan | None:
-    """Return the plan by which the statement reads the model's table.
-
-    ``None``: this database is not asked, because its plans are not known here.
-    """
+def plan_of(statement: Statement, model: type[Model]) -> Plan:
+    """Return the plan by which the statement reads the model's table."""
     match connections[statement.using].vendor:
         case "postgresql":
             return _of_postgresql(statement, model)
-        case "mysql":
-            return _of_mysql(statement, model)
         case "sqlite":
-            return _of_sqlite(statement, model)
+            return Plan(tuple(row[3] for row in _explain(statement, "EXPLAIN QUERY PLAN")))
         case _:
-            return None
+            rows = _explain(statement, "EXPLAIN")
+            return Plan(tuple(", ".join(str(each) for each in row if each) for row in rows))
 
 
 _HYPOPG = """
@@ -203,20 +160,12 @@ def would_use(statement: Statement, model: type[Model], index: Index) -> bool | 
 
 
 def estimated_rows(rows: QuerySet[Any, Any]) -> float | None:
-    """Return how many rows the database expects the queryset to have; 0: it cannot have any.
-
-    ``None``: this database has no such number, as SQLite has none.
-    """
-    statement = compiled(rows)
-    if statement is None:
+    """Return how many rows PostgreSQL expects the queryset to have; ``None``: another database."""
+    if (statement := compiled(rows)) is None:
         return 0.0
-    match connections[statement.using].vendor:
-        case "postgresql":
-            return float(_json(statement)["Plan Rows"])
-        case "mysql":
-            return _expected_by_mysql(statement)
-        case _:
-            return None
+    if connections[statement.using].vendor != "postgresql":
+        return None
+    return float(_json(statement)["Plan Rows"])
 
 
 def _of_postgresql(statement: Statement, model: type[Model]) -> Plan:
@@ -259,85 +208,5 @@ def _used(node: Any) -> Iterator[tuple[str, bool]]:
             yield each["Index Name"], "Index Cond" in each
 
 
-def _of_mysql(statement: Statement, model: type[Model]) -> Plan:
-    connection: Any = connections[statement.using]
-    # explain_format may be another one on MySQL; MariaDB has no such variable, and no such word.
-    how = "EXPLAIN" if connection.mysql_is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
-    names, found = _table(statement, how)
-    lines = tuple(_line(names, row) for row in found)
-    query = (
-        "SELECT TABLE_ROWS FROM information_schema.TABLES"
-        " WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
-    )
-    (rows,) = next(iter(catalog.rows(statement.using, query, [model._meta.db_table])), (None,))
-    of_table = [dict(zip(names, row, strict=True)) for row in found]
-    reads = [row for row in of_table if row["table"] == model._meta.db_table and row["key"]]
-    narrow = [row["key"] for row in reads if _is_narrow(row, rows)]
-    wide = [row["key"] for row in reads if not _is_narrow(row, rows)]
-    index = narrow[0] if narrow and not wide else None
-    return Plan(lines, index, walks=wide[0] if wide else None, rows=rows)
-
-
-def _expected_by_mysql(statement: Statement) -> float:
-    connection: Any = connections[statement.using]
-    # Only with this word MariaDB shows which part of the rows it expects a condition to leave.
-    how = "EXPLAIN EXTENDED" if connection.mysql_is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
-    names, found = _table(statement, how)
-    expected = 1.0
-    for row in (dict(zip(names, each, strict=True)) for each in found):
-        # A subquery and a derived table have lines of their own.
-        if row["select_type"] in {"SIMPLE", "PRIMARY"}:
-            expected *= _number(row["rows"]) * float(row["filtered"] or 100) / 100
-    return expected
-
-
-def _number(rows: Any) -> int:
-    """Return a number of rows, behind which MariaDB may write a percentage."""
-    return int(str(rows or 0).split(maxsplit=1)[0])
-
-
-def _is_narrow(read: dict[str, Any], rows: float | None) -> bool:
-    """Return whether a read by an index of MariaDB or MySQL is one of a small part of the table."""
-    expected = _number(read["rows"])
-    # Of the type index are reads of all entries; a lookup may expect most of the rows as well.
-    return read["type"] != "index" and expected <= max(1, (rows or 0) / 4)
-
-
-def _of_sqlite(statement: Statement, model: type[Model]) -> Plan:
-    details = tuple(row[3] for row in _explain(statement, "EXPLAIN QUERY PLAN"))
-    table = model._meta.db_table
-    index = walks = None
-    for detail in details:
-        # Such as: SEARCH shop_order USING COVERING INDEX name (sent=?)
-        how, _, rest = detail.partition(" ")
-        if rest.split(" ")[0] != table:
-            continue
-        name = rest.partition(" INDEX ")[2].split(" ")[0]
-        if how == "SEARCH":
-            index = name or "the primary key"
-        elif name and _is_partial(statement.using, table, name):
-            index = name
-        else:
-            walks = name or None
-    return Plan(details, index, walks=walks)
-
-
-def _is_partial(using: str, table: str, name: str) -> bool:
-    quoted = connections[using].ops.quote_name(table)
-    found = catalog.rows(using, f"PRAGMA index_list({quoted})")
-    return any(each == name and partial for _, each, _, _, partial in found)
-
-
 def _explain(statement: Statement, how: str) -> list[Any]:
-    return _table(statement, how)[1]
-
-
-def _table(statement: Statement, how: str) -> tuple[list[str], list[Any]]:
-    with connections[statement.using].cursor() as cursor:
-        cursor.execute(f"{how} {statement.sql}", statement.params)
-        return [column[0] for column in cursor.description or ()], cursor.fetchall()
-
-
-def _line(names: list[str], row: Any) -> str:
-    pairs = zip(names, row, strict=True)
-    return ", ".join(f"{name}={value}" for name, value in pairs if value is not None)
+    return catalog.rows(statement.using, f"{how} {statement.sql}", statement.params)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import connections
 from django.db.models import F, Q, QuerySet
 
 from dcl_processor import backlog
@@ -34,10 +33,8 @@ TIMEOUT, SIZE_TIMEOUT = 5.0, 1.0
 PENDING = ("pending", "due", "later")
 NUMBERS = (
     *PENDING,
-    "next_due",
     "oldest",
     "in_progress",
-    "leased_until",
     "in_doubt",
     "in_doubt_since",
     "given_up",
@@ -130,13 +127,6 @@ class _Subject:
         processor = self.processor
         try:
             match name:
-                case "next_due":
-                    at = processor.retry.next_attempt_at if processor.retry else None
-                    return self._first(self._rows("later"), F(at or ""))
-                case "leased_until":
-                    lease = processor.lease
-                    found = self._rows("in_progress") if lease else None
-                    return self._first(found, F(lease.field if lease else ""))
                 case "in_doubt_since":
                     return self._first(self._rows("in_doubt"), F(processor.claimed_at or ""))
                 case "oldest":
@@ -152,12 +142,9 @@ class _Subject:
             return Answer.not_recorded(str(error))
 
     def expect(self, name: str) -> Answer[int]:
-        """Return how many rows the planner expects, if the database has an estimate."""
+        """Return how many rows the planner expects."""
         keys = self._keys(name)
-        number = 0 if keys is None else estimated_rows(keys)
-        if number is None:
-            return Answer.not_recorded("the database has no estimate")
-        return Answer(round(number), How.ESTIMATED)
+        return Answer(0) if keys is None else _expected(keys)
 
     def _rows(self, name: str) -> rows.Rows:
         processor, question = self.processor, self.question
@@ -185,7 +172,8 @@ class _Subject:
 
     def _count(self, name: str) -> Answer[int]:
         keys = self._keys(name)
-        return Answer(0) if keys is None else _counted(keys, self.most)
+        number, most = 0 if keys is None else keys[: self.most + 1].count(), self.most
+        return Answer(most, How.MORE_THAN) if number > most else Answer(number)
 
     def _first(self, found: rows.Rows, time: Any) -> Answer[Moment]:
         """Return the earliest time of the rows; an exact ``None``: no row has one.
@@ -257,72 +245,53 @@ def _of_ledger(
     return replace(none, answers=answers, kept_back=found.value.sentence)
 
 
-# --- how many rows wait: counted up to a limit, and above it as the planner estimates
+# --- how many rows wait, and as how many the planner estimates
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A number of pending rows. ``counted``: exact, a number that there are more of, or unknown.
+def waiting(
+    processor: BatchProcessor[Any], *, filter: Q | None, using: str | None, limit: int | None
+) -> Answer[int]:
+    """Return how many rows a run with these parameters would find pending; raises no error.
 
-    ``estimate``: rows that the planner expects, ``None`` if it was not asked or has no number;
-    ``basis``: what it computes the estimate from. With an equal basis it knows nothing new, however
-    many rows a run has handled since.
-    """
-
-    counted: Answer[int]
-    estimate: int | None = None
-    basis: Any = None
-
-    @property
-    def least(self) -> int:
-        """The number of rows that there are at least."""
-        return (self.counted.value or 0) + (self.counted.how is How.MORE_THAN)
-
-
-def size(
-    processor: BatchProcessor[Any],
-    counted: Answer[int] | None = None,
-    *,
-    filter: Q | None = None,
-    using: str | None = None,
-    most: int | None = None,
-    seconds: float = SIZE_TIMEOUT,
-    down: dict[str, str] | None = None,
-) -> Size:
-    """Return how many rows are pending, in the database of the lock-free read; raises no error.
-
-    ``counted``: what is known already. ``filter``: as for a run. ``most``: rows that are counted at
-    most, default ``backlog.MOST``; the planner is asked only if there are more, or if counting took
-    too long. ``seconds``: the time limit of each of the two questions; ``down``: as for ``Asker``.
+    PostgreSQL's estimate if they could not be counted within ``SIZE_TIMEOUT``.
     """
     try:
-        question = backlog.question_of(processor, filter=filter, using=using)
+        keys = scan.every(backlog.question_of(processor, filter=filter, using=using))
     except Exception as error:  # noqa: BLE001  # the run will raise it
-        return Size(counted or Answer.unknown(explain(error, processor, using)))
-    asker = Asker(processor, seconds, down)
-    if counted is None:
-        limit = backlog.MOST if most is None else most
-        counted = asker.ask(question.using, lambda: _counted(scan.every(question), limit))
-    if counted.how is How.EXACT:
-        return Size(counted)
-    expected = asker.ask(question.using, partial(_estimate, question))
-    return Size(counted, *(expected.value or ()))
+        return Answer.unknown(explain(error, processor, using))
+    asker = Asker(processor, SIZE_TIMEOUT)
+    found = asker.ask(keys.db, lambda: Answer(keys[:limit].count()), partial(_expected, keys))
+    most = found.value if limit is None or found.value is None else min(limit, found.value)
+    return replace(found, value=most)
 
 
-def _counted(keys: QuerySet[Any, Any], most: int) -> Answer[int]:
-    number = keys[: most + 1].count()
-    return Answer(most, How.MORE_THAN) if number > most else Answer(number)
+def estimate(
+    processor: BatchProcessor[Any], *, seconds: float, down: dict[str, str]
+) -> Answer[tuple[int, float]]:
+    """Return PostgreSQL's estimate of the pending rows, and the time of the statistics behind it.
+
+    The time is in seconds since 1970, and 0 without statistics. Every part of a plan grows with the
+    table's file, and so with each version of a row that a run writes; the share of the pending rows
+    is that of the last ANALYZE.
+    """
+
+    def ask() -> Answer[tuple[int, float]]:
+        number = estimated_rows(scan.every(question))
+        if number is None:
+            return Answer.not_recorded("the database has no estimate")
+        at = catalog.analyzed(question.using, question.model)
+        return Answer((round(number), 0.0 if at is None else at.timestamp()))
+
+    try:
+        question = backlog.question_of(processor)
+    except Exception as error:  # noqa: BLE001  # the run will raise it
+        return Answer.unknown(explain(error, processor))
+    return Asker(processor, seconds, down).ask(question.using, ask)
 
 
-def _estimate(question: Question[Any]) -> Answer[tuple[int, Any]]:
-    """Return the rows that the planner expects, and the basis of the estimate."""
-    number = estimated_rows(scan.every(question))
+def _expected(keys: QuerySet[Any, Any]) -> Answer[int]:
+    """Return how many rows the planner expects, if the database has an estimate."""
+    number = estimated_rows(keys)
     if number is None:
         return Answer.not_recorded("the database has no estimate")
-    using = question.using
-    # Every part of a plan grows with the table's file, and so with each version of a row that a run
-    # writes; the share of the pending rows is that of the last ANALYZE. Of MariaDB and MySQL, which
-    # do not tell when they sampled the table, the number itself has to differ.
-    has_time = connections[using].vendor == "postgresql"
-    basis = catalog.analyzed(using, question.model) if has_time else round(number)
-    return Answer((round(number), basis))
+    return Answer(round(number), How.ESTIMATED)

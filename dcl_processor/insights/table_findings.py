@@ -11,14 +11,10 @@ from dcl_processor.candidates.pending_index import suggested
 
 from . import catalog
 from .answer import Finding, ok, unknown, warning
-from .explanation import SMALL
-from .statements import Asked, estimated_rows
+from .statements import Asked
 
 #: Multiples of autovacuum's threshold from which it is behind: it looks at a table once a minute.
 FAR_BEHIND = 2
-
-#: The part of a table that is suspicious if it is pending.
-MOST_OF_IT = 0.8
 
 _THRESHOLDS = (
     "autovacuum",
@@ -113,37 +109,3 @@ def _read_by(asked: Asked) -> Iterator[str]:
     for name in [] if index is None else index.fields:
         field: Any = asked.question.model._meta.get_field(name.lstrip("-"))
         yield field.column
-
-
-def pending_share(using: str, asked: Asked) -> Iterator[Finding]:
-    """Find whether the question suddenly holds the whole table, by the planner's estimate."""
-    number = estimated_rows(asked.question.unfiltered.order_by().values_list("pk"))
-    if number == 0:
-        yield ok("no row can be pending")
-        return
-    table = catalog.table(using, asked.question.model)
-    if (
-        number is None
-        or table.rows is None
-        or table.analyzed is None
-        or number > max(2 * table.rows, SMALL)  # it has grown since
-    ):
-        yield unknown(
-            "which part of the table is pending",
-            "The planner has no statistics of the table, or old ones",
-            f"ANALYZE {asked.question.model._meta.db_table}",
-        )
-        return
-    about_all = f"about {number:.0f} of about {table.rows:.0f} rows are pending"
-    if table.changed > max(table.rows, SMALL):
-        about_all += f", with {table.changed} rows changed since the last ANALYZE"
-    if table.rows < SMALL or number < MOST_OF_IT * table.rows:
-        yield ok(about_all)
-        return
-    yield warning(
-        f"{about_all}, which is nearly the whole table",
-        "A condition that was lost, or a migration that reset the flag, would handle rows again "
-        "that were done long ago",
-        "Compare with the number that you expect before the next run; for rows that are all "
-        "pending, such as those of a queue, it is right",
-    )

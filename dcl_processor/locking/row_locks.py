@@ -11,16 +11,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
 from dcl_processor.candidates.question import Question, these
+from dcl_processor.database.contention import is_contention
 from dcl_processor.database.time_limit import lock_timeout
 
 from .isolation import ReadCommitted
 
-#: Times that an action releases the rows that it has because others are locked; then it waits.
+#: Times that a writer releases the parts that it has because another one is locked; then it waits.
 MOST_TURNS = 10
 
 
@@ -156,6 +157,13 @@ def settling(
         yield
 
 
+class _PartLockedError(Exception):
+    """Another session has the rows' part in this table."""
+
+    def __init__(self, table: type[Model]) -> None:
+        self.table = table
+
+
 @contextmanager
 def locked_parts(
     question: Question[Any],
@@ -164,59 +172,38 @@ def locked_parts(
     *,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Open a transaction that has the rows' parts in these tables locked, in the order given.
+    """Open a transaction that has the rows' parts in these tables locked.
 
-    ``seconds``: the limit of each wait.
+    It waits for a part of a row only while it has no other part: if a further part is locked, the
+    transaction is rolled back, and begins again with that part. So it is in no deadlock with a
+    session that locks the parts of the row in another order, by ``save()`` or by a join. After
+    ``MOST_TURNS`` such turns it waits for all parts. ``seconds``: the limit of each wait.
     """
-    limit = nullcontext() if seconds is None else lock_timeout(question.using, seconds)
-    with settlement_transaction(question.using), limit:
-        for table in tables:
-            lock_rows(question, table, pks)
-        yield
-
-
-@contextmanager
-def locked_rows(
-    question: Question[Any], tables: Sequence[type[Model]], chunks: Iterable[Sequence[Any]]
-) -> Iterator[None]:
-    """Open a transaction that has the rows' parts in these tables locked; ``chunks``: of keys.
-
-    It waits for a row only while it has no other row: if some are locked, the transaction is rolled
-    back, and begins again when these were free. So no session waits for its locks for as long as a
-    handler takes, and it is in no deadlock with a session that locks the rows in another order.
-    After ``MOST_TURNS`` such turns it waits for all rows. Inside a transaction MariaDB and MySQL
-    keep the locks, because the rollback of a savepoint releases none.
-    """
-    for _ in range(MOST_TURNS):
-        with settlement_transaction(question.using):
-            locked = _lock_all_free(question, tables, chunks)
-            if not locked:
+    using, order = question.using, [*tables]
+    for is_last in (*[False] * MOST_TURNS, True):
+        try:
+            limit = nullcontext() if seconds is None else lock_timeout(using, seconds)
+            with settlement_transaction(using), limit:
+                _lock_parts(question, order, pks, waits=is_last)
                 yield
                 return
-            # Otherwise the locks of a savepoint that is released would be kept.
-            transaction.set_rollback(True, using=question.using)
-        for pk in locked:
-            with locked_parts(question, tables, [pk]):
-                transaction.set_rollback(True, using=question.using)
-    with settlement_transaction(question.using):
-        for pks in chunks:
-            for table in tables:
-                lock_rows(question, table, pks)
-        yield
+        except _PartLockedError as locked:
+            order.remove(locked.table)
+            order.insert(0, locked.table)
 
 
-def _lock_all_free(
-    question: Question[Any], tables: Sequence[type[Model]], chunks: Iterable[Sequence[Any]]
-) -> list[Any]:
-    """Lock the rows, up to the first chunk in which others have some; return these."""
-    for pks in chunks:
-        free = {*lock_free(question, pks, tables)}
-        if left := [pk for pk in pks if pk not in free]:
-            # Those that are gone are not locked.
-            locked = [*question.table.filter(these(left)).values_list("pk", flat=True)]
-            if locked:
-                return locked
-    return []
+def _lock_parts(
+    question: Question[Any], order: Sequence[type[Model]], pks: Sequence[Any], *, waits: bool
+) -> None:
+    has_nowait = connections[question.using].features.has_select_for_update_nowait
+    for place, table in enumerate(order):
+        nowait = place > 0 and has_nowait and not waits
+        try:
+            lock_rows(question, table, pks, nowait=nowait)
+        except OperationalError as error:
+            if nowait and is_contention(error):
+                raise _PartLockedError(table) from error
+            raise
 
 
 def settlement_transaction(using: str) -> AbstractContextManager[None]:
@@ -225,9 +212,14 @@ def settlement_transaction(using: str) -> AbstractContextManager[None]:
     return transaction.atomic(using=using) if inside else ReadCommitted(using)
 
 
-def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> None:
-    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them."""
+def lock_rows(
+    question: Question[Any], table: type[Model], pks: Sequence[Any], *, nowait: bool = False
+) -> None:
+    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them.
+
+    ``nowait``: raise ``OperationalError`` instead.
+    """
     if not connections[question.using].features.has_select_for_update:
         lock_database(question)
         return
-    _lock(question, table, parts_of(question, table, pks).values())
+    _lock(question, table, parts_of(question, table, pks).values(), nowait=nowait)

@@ -62,8 +62,6 @@ def _lines(found: Explanation) -> Iterator[str]:
     yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
     if found.read is not None:
         yield from _part("The lock-free read:", found.read)
-    if found.claim:
-        yield from _part("The claim, which locks rows and checks them again:", *found.claim)
     if found.plan is not None:
         yield from _part("The plan of the lock-free read:", *found.plan.lines)
     yield f"\n{escaped(found.verdict)}"
@@ -92,10 +90,9 @@ def _suggestion(found: Explanation) -> Iterator[str]:
     assert index is not None
     connection = connections[found.using]
     if found.is_declared:
-        yield (
-            f"\nThe Meta.indexes of {label} have one that would serve it. It is not migrated, the "
-            "table is too small for it, or the statistics are old (ANALYZE)."
-        )
+        declared = f"\nThe Meta.indexes of {label} have one that would serve it"
+        why = "is not migrated, the table is too small for it, or the statistics are old (ANALYZE)"
+        yield f"{declared}. It {why}." if connection.vendor == "postgresql" else f"{declared}."
         return
     tried = TRIED[found.is_chosen]
     yield f"\nThis index would serve it ({tried}). Add it to the Meta.indexes of {label}:"
@@ -133,8 +130,7 @@ def _examine(output: Output, options: dict[str, Any]) -> None:
     chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
     left_out = registry.broken()
     output.left_out(left_out)
-    among = list(registry.processors().values())
-    found = list(examine(chosen, among, using=options["using"], seconds=options["timeout"]))
+    found = list(examine(chosen, using=options["using"], seconds=options["timeout"]))
     # A name in the database may be chosen by any of its roles, and must not forge a line.
     output.answer([each.as_dict() for each in found], (printable(str(each)) for each in found))
     levels = [each.level for each in found]

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor import registry
-from dcl_processor.diagnosis import Trouble
 from dcl_processor.processor import BatchProcessor
 
 from . import wording
-from .choosing import add_time_limit, choose
+from .choosing import NOT_FOUND_OUT, add_time_limit, choose
 from .output import Output
+from .status import joined, unknown
 
 if TYPE_CHECKING:
-    from dcl_processor.insights.answer import Answer
     from dcl_processor.insights.status import Status
 
 HELP = "Show each processor with its pending rows, their age, and its state."
@@ -48,8 +47,12 @@ def handle(output: Output, options: dict[str, Any]) -> None:
         some = status(processor, using=using, seconds=seconds, down=down, only=STATES, most=0)
         answers = {**number.answers, **some.answers}
         found.append((processor, replace(number, answers=answers)))
-    output.answer([_document(each) for _, each in found], _lines(found))
-    _conclude(output, [each for _, each in found])
+    known = [each for _, each in found]
+    output.answer([{**each.as_dict(), "state": states(each)} for each in known], _lines(found))
+    left_out = registry.broken()
+    output.left_out(left_out)
+    if not_known := unknown(known, left_out):
+        raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
 
 
 def states(found: Status) -> list[str]:
@@ -76,34 +79,3 @@ def _lines(found: Sequence[tuple[BatchProcessor[Any], Status]]) -> Iterator[str]
         about = (processor.__doc__ or "").strip().partition("\n")[0]
         line = f"{pending:>7}  {age:>6}  {state:<{wide}}  {processor.name:<{width}}  {about}"
         yield line.rstrip()
-
-
-def _document(found: Status) -> dict[str, Any]:
-    pending: Answer[int] = found.answers["pending"]
-    oldest = found.answers["oldest"].value
-    return {
-        "name": found.name,
-        "pending": pending.value,
-        "capped": pending.how == "more than",
-        "estimated": pending.how == "estimated",
-        "oldest": oldest and oldest.seconds,
-        "state": states(found),
-    }
-
-
-def _conclude(output: Output, found: Sequence[Status]) -> None:
-    """Write why rows could not be counted; a database that is down is written once."""
-    names: dict[str, list[str]] = {}
-    for each in found:
-        for why in {answer.why for answer in each.answers.values() if answer.how == "unknown"}:
-            names.setdefault(why, []).append(each.name)
-    for why, whose in names.items():
-        output.trouble(", ".join(whose), Trouble(why))
-    left_out = registry.broken()
-    output.left_out(left_out)
-    unknown = [each for each in found if each.answers["pending"].how == "unknown"]
-    if unknown:
-        number = f"{len(unknown)} of {len(found)}"
-        raise CommandError(f"the pending rows of {number} processors could not be counted.")
-    if names or left_out or output.lost:
-        raise CommandError("the list is not complete.")

@@ -24,6 +24,7 @@ from dcl_processor.processes.visible import Notifier
 
 from .choosing import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
 from .output import Output
+from .status import joined, unknown
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -261,15 +262,8 @@ def _read(output: Output, options: dict[str, Any]) -> None:
             exposition.write(path, metrics)
         except OSError as error:
             raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
-    unknown = [
-        f"{each.name}: {name} could not be found out: {answer.why}"
-        for each in found
-        for name, answer in each.answers.items()
-        if answer.how == "unknown"
-    ]
-    unknown += [f"{each.app}: its processors cannot be imported" for each in left_out]
-    if unknown:
-        raise CommandError("; ".join(unknown) + ".", returncode=NOT_FOUND_OUT)
+    if not_known := unknown(found, left_out):
+        raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
 
 
 def _document(metrics: Sequence[Metric]) -> list[dict[str, Any]]:

@@ -10,27 +10,21 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.management.base import OutputWrapper
 from django.db.models import Q
 
 from dcl_processor import registry
-from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
 from dcl_processor.masking import shown_traceback
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.news import AtWork, most_urgent
 from dcl_processor.processes.visible import logs_to_stderr
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report
 from dcl_processor.signals import OnRow
-
-if TYPE_CHECKING:
-    from .headway import Headway
 
 Outcome = Report | Trouble
 
@@ -62,15 +56,10 @@ class Output:
         self.lost: list[OutputWrapper] = []
 
     @property
-    def is_followed(self) -> bool:
-        """Whether a person at a terminal can follow a run."""
-        return self._verbosity > 0 and self._stderr.isatty()
-
-    @property
     def has_bar(self) -> bool:
-        """Whether a terminal can show a bar, and rich is installed to draw it."""
-        can_draw = self.is_followed and os.environ.get("TERM") != "dumb"
-        return can_draw and find_spec("rich") is not None
+        """Whether a person at a terminal can follow a run, and rich is installed to draw a bar."""
+        can_draw = self._stderr.isatty() and os.environ.get("TERM") != "dumb"
+        return self._verbosity > 0 and can_draw and find_spec("rich") is not None
 
     @contextmanager
     def watching(
@@ -84,45 +73,28 @@ class Output:
     ) -> Iterator[OnRow | None]:
         """Show a person how far the run is while it goes on; yield what counts a row."""
         # The number of pending rows costs queries, which are for the terminal alone.
-        if not self.is_followed:
+        if not self.has_bar:
             yield None
             return
-        from .headway import followed, lines  # not for other runs
+        from dcl_processor.insights.status import waiting  # not for other runs
 
-        if self.has_bar:
-            from .progress import bar  # needs rich
+        from .progress import bar  # needs rich
 
-            show = partial(bar, stopping=stop.is_set, color=self._color)
-        else:
-            show = partial(lines, write=self._headway)
-        with followed(processor, show, filter=filter, using=using, limit=limit) as on_row:
+        pending = waiting(processor, filter=filter, using=using, limit=limit)
+        if pending.value == 0:
+            yield None
+            return
+        with bar(processor.name, pending, stopping=stop.is_set, color=self._color) as on_row:
             yield on_row
 
-    def _headway(self, headway: Headway) -> None:
-        # Not to stdout, which has one document for each processor.
-        text = json.dumps(headway.as_dict()) if self.as_json else headway.line()
-        self._write(self._stderr, text, style_func=str)
-
     def stopping(self, stop: Stop) -> None:
-        """Acknowledge the first signal, and name the rows at hand; called in its handler.
-
-        Rows of other processes are named by ``finishing()``, when the processes have named them.
-        """
+        """Acknowledge the first signal to a person; called in its handler."""
         # The bar shows the same message.
-        if self._verbosity == 0 or self.has_bar:
+        if self._verbosity == 0 or self.has_bar or not self._stderr.isatty():
             return
-        call = most_urgent(time.monotonic())
-        if call is None and not self._stderr.isatty():
-            return
-        text = f"{stop.cause}: stopping" if call is None else _finishing(stop, call, None)
         # A buffered stream may be in the middle of a write, and is not reentrant.
         with suppress(OSError, ValueError):
-            os.write(self._stderr.fileno(), f"{text}\n".encode())
-
-    def finishing(self, stop: Stop, call: AtWork, worker: int | None) -> None:
-        """Write which row a worker finishes before it ends."""
-        if not self.has_bar:
-            self.lifecycle(_finishing(stop, call, worker))
+            os.write(self._stderr.fileno(), f"{stop.cause}: finishing the rows at hand\n".encode())
 
     def lifecycle(self, line: str) -> None:
         """Write a line about the command itself, which is no part of an answer."""
@@ -289,11 +261,6 @@ class Output:
         self._write(self._stderr, line)
         if self._tracebacks:
             self._write_traceback(failure.traceback)
-
-
-def _finishing(stop: Stop, call: AtWork, worker: int | None) -> str:
-    who = "" if worker is None else f" (worker {worker})"
-    return f"{stop.cause}: finishing {call} of {printable(call.label)}{who}"
 
 
 def _shares(workers: Sequence[Outcome]) -> str:

@@ -8,72 +8,83 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
+from dcl_processor.insights.answer import Answer, How
 from dcl_processor.signals import OnRow
+from dcl_processor.values import span
 
-from .headway import Headway
+from .wording import rounded
+
+#: Seconds over which the rate is measured.
+WINDOW = 60.0
 
 
-class _Bar(BarColumn):
-    """A bar that moves to and fro while it is not known how many rows there are."""
+class Figures(ProgressColumn):
+    """Rows so far, of how many, failures, rows per second and the remaining time."""
 
-    def __init__(self, headway: Headway) -> None:
-        super().__init__(
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        super().__init__(Column(no_wrap=True))
+        self.stopping = stopping
+
+    def render(self, task: Task) -> Text:
+        """Return the current figures; rich calls this ten times a second."""
+        figures = Text(self._position(task))
+        if failed := task.fields["failed"]:
+            figures.append(f", {failed:,} failed", style="red")
+        if speed := task.speed:
+            is_fast = speed >= 1
+            figures.append(f", {speed:,.0f} rows/s" if is_fast else f", {60 * speed:.2g} rows/min")
+        if self.stopping():
+            figures.append(", finishing the current row", style="yellow")
+        elif left := task.time_remaining:
+            figures.append(f", about {span(left)} left")
+        return figures
+
+    @staticmethod
+    def _position(task: Task) -> str:
+        done, total = int(task.completed), task.total
+        if total is None:
+            return f"{done:,} rows"
+        of = f"~{rounded(int(total)):,}" if task.fields["is_estimated"] else f"{int(total):,}"
+        return f"{done:,} of {of} ({int(task.percentage)} %)"
+
+
+@contextmanager
+def bar(
+    name: str, pending: Answer[int], *, stopping: Callable[[], bool], color: bool
+) -> Iterator[OnRow]:
+    """Show a bar on standard error until the block ends; yield what counts one row's outcome.
+
+    It moves to and fro where it is not known how many rows there are.
+    """
+    drawing = Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(
             bar_width=None,
             complete_style="green",
             pulse_style="green",
             table_column=Column(ratio=1, min_width=8),
-        )
-        self.headway = headway
-
-    def render(self, task: Task) -> ProgressBar:
-        """Return the current bar; rich calls this ten times a second."""
-        fraction = self.headway.fraction
-        # Not by Progress.update(), which takes no total back.
-        task.total, task.completed = (None, 0) if fraction is None else (1, fraction)
-        return super().render(task)
-
-
-class _Figures(ProgressColumn):
-    """Rows so far, failures, rows per second and the remaining time."""
-
-    def __init__(self, headway: Headway, stopping: Callable[[], bool]) -> None:
-        super().__init__(Column(no_wrap=True))
-        self.headway = headway
-        self.stopping = stopping
-
-    def render(self, task: Task) -> Text:  # noqa: ARG002  # rich passes it
-        """Return the current figures; called as often as the bar."""
-        headway = self.headway
-        figures = Text(headway.position())
-        if headway.failed:
-            figures.append(f", {headway.failed:,} failed", style="red")
-        if speed := headway.speed():
-            figures.append(f", {speed}")
-        if self.stopping():
-            figures.append(", finishing the current row", style="yellow")
-        elif left := headway.left():
-            figures.append(f", {left}")
-        return figures
-
-
-@contextmanager
-def bar(headway: Headway, *, stopping: Callable[[], bool], color: bool) -> Iterator[OnRow]:
-    """Show a bar on standard error until the block ends; yield what counts one row's outcome."""
-    drawing = Progress(
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-        _Bar(headway),
-        _Figures(headway, stopping),
+        ),
+        Figures(stopping),
         console=Console(file=sys.stderr, no_color=None if color else True),
         # The bar disappears at the end; the report stays on the screen.
         transient=True,
         expand=True,
         # A handler's prints go above the bar, unless stdout is a file.
         redirect_stdout=sys.stdout.isatty(),
+        speed_estimate_period=WINDOW,
     )
-    drawing.add_task(headway.name, total=None)
+    is_estimated = pending.how is How.ESTIMATED
+    added = drawing.add_task(name, total=pending.value, failed=0, is_estimated=is_estimated)
+    (task,) = drawing.tasks
+
+    def count(outcome: str) -> None:
+        failed = task.fields["failed"] + (outcome == "failed")
+        drawing.update(added, advance=1, failed=failed)
+        if task.total is not None and task.completed > task.total:
+            task.total = None  # more rows have come, or the estimate was wrong
+
     with drawing:
-        yield headway.count
+        yield count

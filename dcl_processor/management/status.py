@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,13 +178,11 @@ class Judged:
 
     @property
     def said(self) -> list[str]:
-        # A reason may be a sentence with its own end.
-        all_of_them = self.critical + self.unknown + self.warnings
-        return [*dict.fromkeys(each.rstrip(".") for each in all_of_them)]
+        return self.critical + self.unknown + self.warnings
 
     @property
     def sentence(self) -> str:
-        return f"{'; '.join(self.said) or 'no condition is met'}."
+        return joined(self.said or ["no condition is met"])
 
     @property
     def state(self) -> int:
@@ -201,13 +199,7 @@ def _judge(
 ) -> Judged:
     wanted = _wanted(options)
     _refuse_unrecorded(found, wanted)
-    unknown = [
-        f"{each.name}: {name} could not be found out: {answer.why}"
-        for each in found
-        for name, answer in each.answers.items()
-        if answer.how == "unknown"
-    ]
-    unknown += [
+    undecided = [
         f"{each.name}: {condition.text} could not be found out: "
         f"{_PARTS[each.answers[condition.name].how]}, got {_got(each, condition.name)}"
         for each in found
@@ -215,8 +207,27 @@ def _judge(
         if each.answers[condition.name].how in _PARTS
         and condition.holds(each.answers[condition.name]) is None
     ]
-    unknown += [f"{each.app}: its processors cannot be imported" for each in left_out]
-    return Judged(_met(found, options["fail_if"]), _met(found, options["warn_if"]), unknown)
+    not_known = [*unknown(found, left_out), *undecided]
+    return Judged(_met(found, options["fail_if"]), _met(found, options["warn_if"]), not_known)
+
+
+def unknown(found: Iterable[Status], left_out: Iterable[registry.Broken]) -> list[str]:
+    """Return what could not be found out, and why; ``left_out``: what could not be imported."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in found:
+        for name, answer in each.answers.items():
+            if answer.how == "unknown":
+                names.setdefault((each.name, answer.why), []).append(name)
+    said = [
+        f"{name}: {', '.join(which)} could not be found out: {why}"
+        for (name, why), which in names.items()
+    ]
+    return said + [f"{each.app}: its processors cannot be imported" for each in left_out]
+
+
+def joined(sentences: Sequence[str]) -> str:
+    """Return the sentences, some of which may have an end of their own, as one."""
+    return f"{'; '.join(dict.fromkeys(each.rstrip('.') for each in sentences))}."
 
 
 def _met(found: Sequence[Status], wanted: Sequence[conditions.Condition]) -> list[str]:
@@ -243,13 +254,12 @@ def lines(found: Status) -> Iterator[str]:
     yield from _paused(found)
     yield from _line("pending", wording.number(answers["pending"]))
     yield from _line("due now", wording.number(answers["due"]))
-    yield from _line("due later", _with_time(found, "later", "next_due", "the next at"))
-    oldest = wording.moment(answers["oldest"]) or "none"
-    yield from _line("oldest pending", oldest)
-    yield from _line(
-        "in progress", _with_time(found, "in_progress", "leased_until", "the first lease ends at")
-    )
-    yield from _line("in doubt", _with_time(found, "in_doubt", "in_doubt_since", "since"))
+    yield from _line("due later", wording.number(answers["later"]))
+    yield from _line("oldest pending", wording.moment(answers["oldest"]) or "none")
+    yield from _line("in progress", wording.number(answers["in_progress"]))
+    since = answers["in_doubt_since"]
+    since_when = f", since {wording.moment(since)}" if since.value is not None else ""
+    yield from _line("in doubt", f"{wording.number(answers['in_doubt'])}{since_when}")
     yield from _line("given up", wording.number(answers["given_up"]))
     yield from _line("last errors", *_errors(found))
     yield from _line("locked", *_locked(found))
@@ -269,13 +279,6 @@ def _paused(found: Status) -> Iterator[str]:
 
 def _line(label: str, *texts: str) -> Iterator[str]:
     return wording.labelled(label, 15, *texts)
-
-
-def _with_time(found: Status, number: str, time: str, words: str) -> str:
-    at = wording.moment(found.answers[time])
-    text = wording.number(found.answers[number])
-    is_some = found.answers[time].value is not None
-    return f"{text}, {words} {at}" if is_some else text
 
 
 def _errors(found: Status) -> list[str]:

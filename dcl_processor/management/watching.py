@@ -18,13 +18,13 @@ from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Died, Finishing, News, lasted
+from dcl_processor.processes.news import Died, News, lasted
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.watch.notify import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 
-from .choosing import USAGE_ERROR, number_of_seconds, whole
+from .choosing import USAGE_ERROR, number_of_seconds
 from .output import Output
 from .status import tell_of_doubts
 
@@ -54,13 +54,6 @@ def add_arguments(parser: CommandParser) -> None:
         help="With --watch: look at once when wake() is called; PostgreSQL only.",
     )
     parser.add_argument(
-        "--max-rows",
-        type=whole("a number of rows from 1", 1),
-        metavar="ROWS",
-        help="With --watch: end after this number of tried rows, for all processors and workers "
-        "together.",
-    )
-    parser.add_argument(
         "--max-runtime",
         type=number_of_seconds("above 0", lambda seconds: seconds > 0),
         metavar="SECONDS",
@@ -72,7 +65,6 @@ def refuse_without_watch(options: dict[str, Any]) -> None:
     """Raise for options that have no meaning for a single run."""
     for option, otherwise in (
         ("listen", "leave --listen out for a single run"),
-        ("max_rows", "use --limit for a single run"),
         ("max_runtime", "use --timeout for a single run"),
     ):
         if options.get(option):
@@ -101,7 +93,6 @@ def watch(
         limit=options["limit"],
         timeout=options["timeout"],
         concurrency=options["concurrency"],
-        max_rows=options["max_rows"],
         deadline=None if runtime is None else time.monotonic() + runtime,
         listen=options["listen"],
     )
@@ -159,8 +150,6 @@ class _Log:
                 self._output.watched(news, worker)
             case Died():
                 self._died(label, who, worker, news)
-            case Finishing(call):
-                self._output.finishing(self._health.stop, call, worker)
             case Trouble():
                 self._broke(who, worker, name, news)
             case Recovered():

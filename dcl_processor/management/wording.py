@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer, Moment
     from dcl_processor.insights.locks import Holder
 
+#: Digits of an estimate that are shown.
+_DIGITS = 4
+
 
 def number(answer: Answer[int]) -> str:
     """Write a number of rows, or why it is not known."""
     if answer.how == "more than":
         return f"more than {answer.value:,}"
     if answer.how == "estimated":
-        return f"~{_estimate(answer):,} (the planner's estimate: {answer.why})"
+        return f"~{rounded(answer.value or 0):,} (the planner's estimate: {answer.why})"
     return _missing(answer) or f"{answer.value:,}"
 
 
@@ -28,7 +31,7 @@ def short(answer: Answer[int]) -> str:
     if answer.value is None:
         return "?"
     if answer.how == "estimated":
-        return f"~{_estimate(answer)}"
+        return f"~{rounded(answer.value or 0)}"
     return f"{answer.value}+" if answer.how == "more than" else str(answer.value)
 
 
@@ -95,10 +98,9 @@ def holder(holder: Holder) -> str:
     return words if holder.blocks else f"{words} (a lock that keeps no worker from the row)"
 
 
-def _estimate(answer: Answer[int]) -> int:
-    from .headway import rounded  # imports what the other words do not need
-
-    return rounded(answer.value or 0)
+def rounded(number: int) -> int:
+    """Return an estimate with as many digits as it can be trusted for."""
+    return round(number, min(0, _DIGITS - len(str(number))))
 
 
 def _missing(answer: Answer[Any]) -> str:

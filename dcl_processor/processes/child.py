@@ -12,7 +12,6 @@ were.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
@@ -33,7 +32,6 @@ from typing import Any
 
 from django.db import connections
 
-from dcl_processor import steady as time
 from dcl_processor import worker
 from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
@@ -43,7 +41,7 @@ from dcl_processor.watch.watch import Event
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
 from .messages import Inbox, Outbox
 from .monitor import Lateness, Monitor
-from .news import AtWork, Beat
+from .news import Beat
 from .visible import quiet_unless_configured
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
@@ -105,7 +103,7 @@ class Child:
         self.has_reported = False
         self._last: Ended | Trouble | None = None
         self._end_by: float | None = None
-        self._stopped_at: float | None = None
+        self._is_to_stop = False
         self._fault: str | None = None
 
     def receive(self, now: float) -> Iterator[tuple[str | None, Any]]:
@@ -129,16 +127,9 @@ class Child:
 
     def stop(self) -> None:
         """Let it finish its rows."""
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+        if not self._is_to_stop:
+            self._is_to_stop = True
             self._send(STOP)
-
-    def last_rows(self, beat: Beat) -> AtWork | None:
-        """Return, once, the rows that it finishes because it is to stop."""
-        if self._stopped_at is None or beat.at < self._stopped_at or beat.call is None:
-            return None
-        self._stopped_at = math.inf
-        return beat.call
 
     def stop_at_once(self) -> None:
         """Interrupt the handler; kill a child that is loading: it has no row."""

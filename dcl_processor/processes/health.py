@@ -147,8 +147,6 @@ def _worker(worker: Worker) -> dict[str, Any]:
     if (call := worker.call) is not None:
         shown |= {"processor": call.label, "rows": call.rows, "row_count": call.number}
         shown |= {"since": clock(call.since), "handler_timeout": call.limit}
-        # Only then: a handler is the rule.
-        shown |= {"call": call.what} if call.what else {}
     return shown
 
 

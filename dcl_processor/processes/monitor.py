@@ -42,12 +42,10 @@ class Monitor:
         self._next: dict[Call, float] = {}
 
     def __enter__(self) -> Self:
-        calls.watchers += 1
         self._thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        calls.watchers -= 1
         self._over.set()
         # Bounded, because a beat may wait for a reader that has stopped.
         self._thread.join(PACE)
@@ -74,10 +72,9 @@ class Monitor:
         while due <= age:
             due *= 2
         self._next[call] = due
-        still = "has not returned" if call.what else "is still in its handler"
         seen, since = AtWork.of(call), clock(call.since)
-        words = "%s: process %d: %s %s after %s (since %s)"
-        known = call.label, os.getpid(), seen.named, still, lasted(age), since
+        words = "%s: process %d: %s is still in its handler after %s (since %s)"
+        known = call.label, os.getpid(), seen.named, lasted(age), since
         warn = partial(logger.warning, words, *known)
         if threading.current_thread() is self._thread:
             # A log handler may take long, and without beats this process would be killed.

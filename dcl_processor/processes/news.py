@@ -16,16 +16,13 @@ from dcl_processor.watch.watch import Event
 #: Rows that are named, and the characters of a key.
 MOST_ROWS, LONGEST = 5, 100
 
-#: Seconds after which a worker counts as at work in a call that is no handler's.
-NOTICED_AFTER = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
     """A call of a handler; ``number``: of its rows, of which ``keys`` has the first, as text.
 
     ``since``: its beginning, by the monotonic clock, which processes share. ``limit``: its
-    ``handler_timeout`` in seconds, if it has one. ``what``: what is called instead of the handler.
+    ``handler_timeout`` in seconds, if it has one.
     """
 
     label: str
@@ -33,26 +30,22 @@ class AtWork:
     number: int
     since: float
     limit: float | None
-    what: str = ""
 
     @classmethod
     def of(cls, call: Call) -> AtWork:
         """Return what is to be known of a call in another process."""
         keys = tuple(_text(key)[:LONGEST] for key in call.keys[:MOST_ROWS])
-        return cls(call.label, keys, len(call.keys), call.since, call.limit, call.what)
+        return cls(call.label, keys, len(call.keys), call.since, call.limit)
 
     def __str__(self) -> str:
         return f"{self.named} since {clock(self.since)}"
 
     @property
     def named(self) -> str:
-        """The rows in words, such as ``"row 17"``, and what is called for them if no handler is."""
-        if self.what and not self.number:
-            return self.what
+        """The rows in words, such as ``"row 17"``."""
         rows = self.rows
         more = f" and {self.number - len(rows)} more" if self.number > len(rows) else ""
-        what = f"{self.what} for " if self.what else ""
-        return f"{what}row{'s' * (self.number > 1)} {', '.join(rows)}{more}"
+        return f"row{'s' * (self.number > 1)} {', '.join(rows)}{more}"
 
     @property
     def rows(self) -> list[str]:
@@ -79,14 +72,8 @@ def most_urgent(now: float) -> AtWork | None:
     """Return the oldest call of this process that is late, or else the oldest one.
 
     A late call that another one keeps from being cancelled is left out: the other one is at fault.
-    So is what is no handler and has just begun: a worker that is idle reads the rows now and then.
     """
-    calls = [
-        call
-        for call in under_way()
-        if not (call.is_late(now) and call.is_held_up)
-        and not (call.what and now - call.since < NOTICED_AFTER)
-    ]
+    calls = [call for call in under_way() if not (call.is_late(now) and call.is_held_up)]
     late = (call for call in calls if call.is_late(now))
     call = next(late, calls[0] if calls else None)
     return None if call is None else AtWork.of(call)
@@ -143,14 +130,7 @@ class Died:
         return f"{self.trouble.sentence}{at}{again}"
 
 
-@dataclass(frozen=True, slots=True)
-class Finishing:
-    """A worker that is to stop finishes these rows first."""
-
-    call: AtWork
-
-
-News = Event | Died | Finishing
+News = Event | Died
 
 #: Takes a worker's number, a processor's name (``None``: the worker itself), and what happened.
 Tell = Callable[[int, str | None, News], None]

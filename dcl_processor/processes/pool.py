@@ -22,13 +22,13 @@ from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.signals import OnRow, row_callback, workers_counted
-from dcl_processor.watch.watch import Counted, Event, Plan, Watch
+from dcl_processor.watch.watch import Counted, Plan, Watch
 
 from .child import Send, Work
 from .graceful_stop import Stop
 from .health import Health
 from .monitor import Monitor
-from .news import Died, Finishing, News
+from .news import Died, News
 from .results import OnCounts, Outcomes, merge, shares, tell_of_success
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
@@ -59,17 +59,15 @@ def run(
     on_counts: OnCounts | None = None,
     health: Health | None = None,
     may_supervise: bool = False,
-    on_finishing: Callable[[int, Finishing], None] = lambda *_: None,
     **options: Unpack[RunOptions],
 ) -> tuple[Report, list[Report | Trouble]]:
     """Run the processor in so many workers; return the report, and each worker's outcome.
 
     ``limit`` is for all workers together: it is divided before they start. ``concurrency`` is for
-    each. ``on_row`` is called with each row's outcome, ``on_counts`` with what a worker of several
-    has counted, about once a second, and ``on_finishing`` with the last rows of each worker that
-    is stopped. With one worker, the run is in this process, and there is no outcome; with
-    ``may_supervise`` it is in a child if the processor has a ``handler_timeout``, and there is an
-    outcome if the worker was lost.
+    each. ``on_row`` is called with each row's outcome, and ``on_counts`` with what a worker of
+    several has counted, about once a second. With one worker, the run is in this process, and there
+    is no outcome; with ``may_supervise`` it is in a child if the processor has a
+    ``handler_timeout``, and there is an outcome if the worker was lost.
 
     A worker that dies, or cannot be started, costs the others nothing. One that is killed because
     its handler does not end is started again, unless its row had cost a worker before. Raises
@@ -90,9 +88,7 @@ def run(
                     record.ended(processor.name, report)
                 return report, [report] if workers > 1 else []
 
-        outcomes = Outcomes(
-            processor.name, shares(options.get("limit"), needed), on_row, on_finishing
-        )
+        outcomes = Outcomes(processor.name, shares(options.get("limit"), needed), on_row)
         in_order = _run_workers(
             processor,
             outcomes,
@@ -300,9 +296,9 @@ def watch(
 ) -> bool:
     """Watch in so many workers; return whether one had a processor to run until the end.
 
-    ``max_rows`` of the plan is for all workers together. ``tell`` gets the worker's number, the
-    processor's name, and what happened. With one worker, the watch is in this process, or in a
-    child as in ``run()``, and its number is ``None``. A child that dies is started again.
+    ``tell`` gets the worker's number, the processor's name, and what happened. With one worker, the
+    watch is in this process, or in a child as in ``run()``, and its number is ``None``. A child
+    that dies is started again.
     ``on_counts``: as for ``run()``. Raises as ``run()`` does.
     """
     check_workers(workers)
@@ -311,52 +307,18 @@ def watch(
         if workers == 1 and not (may_supervise and _can_be_killed(processors)):
             with Monitor(health.beat, pace=health.pace):
                 return Watch(processors, plan, stop, partial(tell, None), record).run()
-        return _watch_workers(
+        return _supervise(
             processors,
-            plan,
+            lambda _: partial(_watch, plan=plan),
+            lambda number, name, news: tell(number if workers > 1 else None, name, news),
             workers=workers,
-            tell=tell,
             record=record,
             health=health,
             on_counts=on_counts,
+            restarts=True,
+            deadline=plan.deadline,
+            limit=_longest(processors),
         )
-
-
-def _watch_workers(
-    processors: Sequence[BatchProcessor[Any]],
-    plan: Plan,
-    *,
-    workers: int,
-    tell: Callable[[int | None, str | None, News], None],
-    record: oversight.Command | None,
-    health: Health,
-    on_counts: OnCounts | None,
-) -> bool:
-    """Watch in so many children."""
-    rows_left = shares(plan.max_rows, workers)
-
-    def work(number: int) -> partial[bool]:
-        return partial(_watch, plan=replace(plan, max_rows=rows_left[number - 1]))
-
-    def tell_or_count(number: int, name: str | None, event: News) -> None:
-        if not isinstance(event, str):
-            tell(number if workers > 1 else None, name, event)
-        elif (left := rows_left[number - 1]) is not None:
-            # A row was tried: a worker that takes this one's place has one row less to try.
-            rows_left[number - 1] = left - 1
-
-    return _supervise(
-        processors,
-        work,
-        tell_or_count,
-        workers=len(rows_left),
-        record=record,
-        health=health,
-        on_counts=on_counts,
-        restarts=True,
-        deadline=plan.deadline,
-        limit=_longest(processors),
-    )
 
 
 def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
@@ -366,14 +328,9 @@ def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
 
 
 def _watch(names: Sequence[str], stop: Stop, send: Send, *, plan: Plan, **known: Any) -> bool:
-    """Watch, in a child process; send each event, and the rows only if they are counted."""
-
-    def tell(name: str, event: Event) -> None:
-        if plan.max_rows is not None or not isinstance(event, str):
-            send(name, event)
-
+    """Watch, in a child process; send each event."""
     with _member(names, send, is_share=False, **known) as record:
-        return Watch(registry.get(names), plan, stop, tell, record).run()
+        return Watch(registry.get(names), plan, stop, send, record).run()
 
 
 def check_workers(workers: int) -> None:

@@ -14,7 +14,7 @@ from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
 from dcl_processor.signals import OnRow
 
-from .news import Died, Finishing, News
+from .news import Died, News
 
 if TYPE_CHECKING:
     from dcl_processor.metrics import Tally
@@ -37,17 +37,10 @@ def shares(limit: int | None, workers: int) -> list[int | None]:
 class Outcomes:
     """The outcomes of the workers of one run; ``limits``: the rows that each may still try."""
 
-    def __init__(
-        self,
-        name: str,
-        limits: list[int | None],
-        on_row: OnRow | None,
-        on_finishing: Callable[[int, Finishing], None],
-    ) -> None:
+    def __init__(self, name: str, limits: list[int | None], on_row: OnRow | None) -> None:
         self.limits = limits
         self._name = name
         self._on_row = on_row
-        self._on_finishing = on_finishing
         self._outcomes: dict[int, Report | Trouble] = {}
         self._deaths: dict[int, list[Trouble]] = {}
 
@@ -64,8 +57,6 @@ class Outcomes:
                 # A worker that dies after its report has done all of its work.
                 self._deaths.setdefault(number, []).append(event.trouble)
                 logger.error("%s, worker %d: %s", self._name, number, event.trouble.sentence)
-            case Finishing():
-                self._on_finishing(number, event)
 
     def in_order(self) -> list[Report | Trouble]:
         """Return one outcome for each worker, by number."""

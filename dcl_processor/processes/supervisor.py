@@ -28,7 +28,7 @@ from dcl_processor.watch.polling import POLL_IDLE, backoff
 from .child import SOON, Child, Work, is_program, signals_blocked
 from .graceful_stop import StoppedAtOnce
 from .monitor import OwnTime
-from .news import Beat, Died, Finishing, Observe, Tell, Worker
+from .news import Died, Observe, Tell, Worker
 
 #: Seconds between two reports of the workers to ``observe``.
 OBSERVED_EVERY = 0.2
@@ -136,8 +136,6 @@ class Supervisor:
             for name, event in child.receive(self._time.seconds):
                 if name is not None:
                     self.tell(place.number, name, event)
-                elif isinstance(event, Beat) and (call := child.last_rows(event)) is not None:
-                    self.tell(place.number, None, Finishing(call))
 
     def _look_at(self, place: _Place, now: float) -> None:
         """Kill a child that is late, and free the place of one that has gone."""

@@ -8,14 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.errors import add_note, forget_frames, formatted, printable, replacement
 from dcl_processor.exceptions import InvalidDone, StillPending
-from dcl_processor.execution import calls
 from dcl_processor.execution.calls import log_error
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.log_fields import error_fields, fields, log
@@ -179,8 +177,7 @@ class Counters:
             observers.tell("row_ended", self._name, outcome, is_retried=is_retried)
         if not row_finished.receivers:
             return
-        send = partial(
-            row_finished.send_robust,
+        row_finished.send_robust(
             type(self.processor),
             processor=self.processor,
             pk=pk,
@@ -188,7 +185,6 @@ class Counters:
             attempt=attempt,
             duration=ended.duration,
         )
-        calls.beside(self._name, "receivers of row_finished", (pk,), send)
 
     def _time(self, duration: float | None) -> None:
         """Add the seconds of a handler's call; the rows of one call have the same object."""

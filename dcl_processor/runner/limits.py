@@ -15,7 +15,6 @@ from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.exceptions import TooManyPending, Unsupported
-from dcl_processor.execution.calls import beside
 from dcl_processor.oversight import Hold
 from dcl_processor.report import MOST_COUNTED, Stopped
 from dcl_processor.values import DAY, expect, expect_seconds, expect_whole_number
@@ -215,9 +214,7 @@ class Holds:
     def _throttled(self, throttle: Callable[[], Any]) -> Hold | None:
         now = time.monotonic()
         if now >= max(self._ask_at, self._held_until):
-            self._held_until = time.monotonic() + _seconds(
-                self._named, beside(self._name, "throttle()", (), throttle)
-            )
+            self._held_until = time.monotonic() + _seconds(self._named, throttle())
             now = time.monotonic()
             self._ask_at = now + ASK_EVERY
         left = self._held_until - now

@@ -19,7 +19,6 @@ from dcl_processor import log_fields
 from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.errors import add_note
 from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption
-from dcl_processor.execution.calls import beside
 from dcl_processor.execution.handler import Discarded, Failed, Outcome, Snoozed
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.masking import described
@@ -65,7 +64,7 @@ def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
         return processor.done or {}  # checked before the run
     label = processor.name
     try:
-        values: Any = beside(label, "get_done()", (row.pk,), processor.get_done, row, *arguments)
+        values: Any = processor.get_done(row, *arguments)
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -175,9 +174,8 @@ def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Va
     may_query = processor._has_dead_letter and processor.failed is None
     may_query = may_query and connections[alias].in_atomic_block
     try:
-        name, hook = processor.name, processor.get_failed
         with atomic(using=alias) if may_query else nullcontext():
-            values = beside(name, "get_failed()", (row.pk,), hook, row, error)
+            values = processor.get_failed(row, error)
         return _checked(processor, row, values)
     except BaseException as second:
         if ends_the_run(second):

@@ -22,7 +22,7 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.connection import has_id
 from dcl_processor.database.contention import is_contention, unwritable
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.definition.model_columns import by_attname
+from dcl_processor.definition.model_columns import by_attname, written
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.values import Values, constants_of
@@ -63,6 +63,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     Raises ``RowRefused`` if the flip is a function of the row, which may work for the next row.
     """
     unproven: set[str] = set()
+    _check_foreign_keys(processor, question)
     has_rules, has_triggers, has_policies = _rules_and_triggers(processor, question)
     if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
         unproven.add("claim")
@@ -117,6 +118,26 @@ def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
     # and ``failed``.
     if processor.failed and processor.retry is not None and processor.retry.on_failure:
         yield "failed", {**processor.retry.on_failure, **processor.failed}
+
+
+def _check_foreign_keys(processor: Definition[Any], question: Question[Any]) -> None:
+    """Raise ``InvalidDone`` if a constant names a row that there is not.
+
+    Most databases would refuse it at the COMMIT alone, after the handler's work, in each run.
+    """
+    for option, values in written(processor):
+        for name, value in constants_of(values).items():
+            field: Any = question.model._meta.get_field(name)
+            if value is None or not field.is_relation:
+                continue
+            key = getattr(value, field.target_field.attname, value)
+            there = QuerySet[Any](field.related_model, using=question.using)
+            if field.db_constraint and not there.filter(**{field.target_field.name: key}).exists():
+                raise InvalidDone(
+                    f"{processor.name}: expected {option}={{{name!r}: …}} to name a row of "
+                    f"{field.related_model._meta.label}, got {key!r}, and no such row; no handler "
+                    "was called."
+                )
 
 
 def _stays_pending(processor: Definition[Any], question: Question[Any], pk: Any) -> bool:

@@ -107,7 +107,6 @@ class Listener:
         # The driver's own errors too, because notifications are not read by Django's cursor.
         self._errors = (Error, wrapper.Database.Error)
         self._wrapper: Any = None
-        self._open_until = 0.0
         self._retry_at = 0.0
         self._failures = 0
 
@@ -128,9 +127,6 @@ class Listener:
         try:
             if not self.is_open:
                 return self._open() if time.monotonic() >= self._retry_at else set()
-            if time.monotonic() >= self._open_until:
-                self.close()
-                return self._open()
             driver = self._wrapper.connection
             notifications = driver.notifies(timeout=0)
             # Through a pooler another client may have asked for more channels in this session.
@@ -159,7 +155,6 @@ class Listener:
             wrapper.close()
             raise
         self._wrapper = wrapper
-        self._open_until = time.monotonic() + OLDEST
         self._failures = 0
         return set(self.names.values())
 
@@ -198,24 +193,3 @@ def check_can_listen(using: str) -> None:
             "expected PostgreSQL with psycopg 3 for every processor with --listen, got "
             f"{wrapper.settings_dict['ENGINE']!r} as {using!r}; leave --listen out, and poll."
         )
-
-
-# --- closes connections between the runs of a long-lived process
-#
-# A session that never ends keeps its cache of every table, and stays on the server that it first
-# connected to: after a failover, or behind a proxy, that is the wrong server.
-
-
-#: Seconds after which connections are closed, whatever CONN_MAX_AGE is.
-OLDEST = 600.0
-
-
-def close_connections(*, all_of_them: bool = False) -> None:
-    """Close, as Django after a request, broken connections and those over CONN_MAX_AGE; or all."""
-    for wrapper in connections.all(initialized_only=True):
-        if wrapper.in_atomic_block:
-            continue
-        if all_of_them:
-            wrapper.close()
-        else:
-            wrapper.close_if_unusable_or_obsolete()

@@ -1,4 +1,4 @@
-"""When a watched processor runs next: at once after work, seldom when idle or broken.
+"""When a watched processor runs next: at once after work, later each time when it is broken.
 
 Times are those of the monotonic clock, waits are in seconds. A part of each wait is random, so that
 workers that started together, or lost their server together, do not come back together.
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks for a stop while a watch waits, which is most of its life.
 POLL_IDLE = 0.2
-
-#: Intervals that a wait grows to while no rows are found, a quarter longer with each look.
-MOST_INTERVALS = 3
-_SLOWER = 1.25
 
 #: The fewest seconds between two runs if the second one would try the same failing rows.
 _NO_SOONER = 1.0
@@ -57,7 +53,6 @@ class Pace:
     due: float = field(default_factory=time.monotonic)
     _no_sooner: float = 0.0
     _look_again: float = 0.0
-    _idle: int = 0
     _failures: int = 0
 
     @classmethod
@@ -73,15 +68,8 @@ class Pace:
         self._failures = 0
         got_on = report.processed + report.discarded > 0
         same_rows = self.repeats or (report.failed + report.snoozed > 0 and not self.rows_wait)
-        # Rows that only other sessions keep from being handled may be free at any moment.
-        is_kept_waiting = report.held > 0 or report.skipped > 0
-        self._idle = 0 if got_on or is_kept_waiting else self._idle + 1
         self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
-        if report.stopped in {"paused", "throttled", "breaker"}:
-            # The next look asks whether rows may start; that none was found predicts nothing.
-            self._idle = 0
-            self.due = now + self._wait()
-        elif got_on and report.stopped in {"limit", "timeout"} and not self.repeats:
+        if got_on and report.stopped in {"limit", "timeout"} and not self.repeats:
             self.due = now
         elif got_on and report.stopped == "drained" and not same_rows:
             # Wait for the end of a burst here: one look then finds all of it.
@@ -102,9 +90,7 @@ class Pace:
         """Run now, and again at the end of the burst, because its calls notify only once."""
         now = time.monotonic()
         self._look_again = now + burst
-        self._idle = 0
         self.due = max(now, self._no_sooner)
 
     def _wait(self) -> float:
-        slower: float = min(_SLOWER ** min(max(self._idle - 1, 0), 16), MOST_INTERVALS)
-        return self.interval * slower * random.uniform(0.75, 1)  # noqa: S311  # as above
+        return self.interval * random.uniform(0.75, 1)  # noqa: S311  # as above

@@ -9,18 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
+
+from django.db import close_old_connections
 
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
-from dcl_processor.signals import row_callback
 
 from . import notify
-from .notify import OLDEST, Listener, aliases, close_connections
+from .notify import Listener, aliases
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ class Plan:
     limit: int | None = None
     timeout: float | None = None
     concurrency: int | None = None
-    #: Rows to try before the watch ends.
-    max_rows: int | None = None
     #: When the watch ends, by the monotonic clock, which processes share.
     deadline: float | None = None
     listen: bool = False
@@ -60,8 +58,8 @@ class Counted:
     tally: Any
 
 
-#: What happens in a watch; ``str``: the outcome of a row that was tried; ``Progress``: for the
-#: record of the command, if there is one.
+#: What happens in a watch or a run; ``str``: the outcome of a row that a run tried; ``Progress``:
+#: for the record of the command, if there is one.
 Event = str | Report | Trouble | Recovered | Counted | Progress
 
 #: Takes a processor's name, and what happened to it.
@@ -85,11 +83,9 @@ class Watch:
     tell: Tell
     #: The record of the command, if there is one, by which an operator gives orders.
     record: Command | None = None
-    _tried: int = 0
     _is_ended: bool = False
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
-    _recycle_at: float = field(default_factory=lambda: time.monotonic() + OLDEST)
 
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
@@ -118,11 +114,7 @@ class Watch:
         return [Listener(using, channels) for using, channels in names.items()]
 
     def _is_over(self) -> bool:
-        return self.stop.is_set() or self._rows_left() == 0 or self._seconds_left() == 0
-
-    def _rows_left(self) -> int | None:
-        most = self.plan.max_rows
-        return None if most is None else max(0, most - self._tried)
+        return self.stop.is_set() or self._seconds_left() == 0
 
     def _seconds_left(self) -> float | None:
         deadline = self.plan.deadline
@@ -131,7 +123,7 @@ class Watch:
     def _wait(self, until: float) -> None:
         """Wait until then, or until the end of the plan, a stop, or a notification."""
         if until - time.monotonic() >= _WORTH_CLOSING:
-            close_connections()
+            close_old_connections()
         if self.plan.deadline is not None:
             until = min(until, self.plan.deadline)
         while not self._is_woken() and not self.stop.is_set():
@@ -164,17 +156,19 @@ class Watch:
         processor, started = turn.processor, time.monotonic()
         trouble = None
         try:
-            with row_callback(processor, partial(self._count, processor.name)):
-                report = processor.run(
-                    using=self.plan.using,
-                    limit=_least(self.plan.limit, self._rows_left()),
-                    timeout=_least(self.plan.timeout, self._seconds_left()),
-                    # A worker that has a row locked is at work on it, and new rows are not to wait
-                    # for that: the next run looks at the locked row again.
-                    wait_for_locked=0,
-                    concurrency=self.plan.concurrency,
-                    stop=self.stop,
-                )
+            limits = [
+                each for each in (self.plan.timeout, self._seconds_left()) if each is not None
+            ]
+            report = processor.run(
+                using=self.plan.using,
+                limit=self.plan.limit,
+                timeout=min(limits, default=None),
+                # A worker that has a row locked is at work on it, and new rows are not to wait for
+                # that: the next run looks at the locked row again.
+                wait_for_locked=0,
+                concurrency=self.plan.concurrency,
+                stop=self.stop,
+            )
             if report.error is not None:
                 trouble = Trouble.of_resource(report.error)
         except Exception as error:  # noqa: BLE001  # the others, and the next try, are still to come
@@ -189,9 +183,6 @@ class Watch:
                 self.tell(processor.name, Recovered())
         else:
             self._broke(turn, trouble)
-        if time.monotonic() >= self._recycle_at:
-            self._recycle_at = time.monotonic() + OLDEST
-            close_connections(all_of_them=True)
 
     def _broke(self, turn: _Turn, trouble: Trouble) -> None:
         self.tell(turn.processor.name, trouble)
@@ -199,11 +190,3 @@ class Watch:
         turn.in_trouble = True
         if trouble.is_final:
             del self._turns[turn.processor.name]
-
-    def _count(self, name: str, outcome: str) -> None:
-        self._tried += 1
-        self.tell(name, outcome)
-
-
-def _least(*numbers: Any) -> Any:
-    return min((number for number in numbers if number is not None), default=None)

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor
 from dcl_processor.candidates import scan
 from dcl_processor.exceptions import (
     InsideTransaction,
@@ -18,15 +18,12 @@ from dcl_processor.exceptions import (
     StillPending,
     TooManyPending,
 )
-from dcl_processor.insights.answer import Answer, How
-from dcl_processor.insights.status import Size, size
 from dcl_processor.report import MOST_COUNTED, DryRun
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import fail, retrying
-from tests.contract.support.temporary import execute
 from tests.contract.support.wanted import held
 from tests.models import Depot, Errand, Parcel, Scan
 
@@ -254,41 +251,3 @@ def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
     run = processor(handle, max_pending=number, batch_size=scan.WINDOW)
     assert_run(run(), processed=number)
     assert f"got {number + 1};" in refused(run)
-
-
-# --- how many rows wait, as the planner estimates
-
-
-ROWS = 1_000
-
-
-def opener() -> BatchProcessor[Depot]:
-    @batch_processor(pending=lambda: Depot.objects.filter(open=True), done={"open": False})
-    def close(depot: Depot) -> None: ...
-
-    return close
-
-
-def analyze(table: str) -> None:
-    verb = {"mysql": "ANALYZE TABLE"}.get(connection.vendor, "ANALYZE")
-    execute(f"{verb} {table}")
-
-
-def test_a_number_up_to_the_limit_is_exact_and_not_estimated() -> None:
-    Depot.objects.bulk_create(Depot(open=number < 10) for number in range(20))
-    assert size(opener(), most=10) == Size(Answer(10))
-
-
-def test_above_the_limit_the_planner_is_asked_if_there_is_one() -> None:
-    Depot.objects.bulk_create(Depot(open=True) for _ in range(ROWS))
-    analyze("tests_depot")
-    found = size(opener(), most=10)
-    assert found.counted == Answer(10, How.MORE_THAN)
-    assert found.least == 11
-    if connection.vendor == "sqlite":
-        assert (found.estimate, found.basis) == (None, None)
-    else:
-        assert found.estimate is not None
-        assert 0.8 < found.estimate / ROWS < 1.2
-        assert found.basis is not None
-        assert size(opener(), most=10).basis == found.basis

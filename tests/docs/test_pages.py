@@ -19,7 +19,6 @@ from dcl_processor.execution import calls
 from dcl_processor.ledger import desk, records, tables
 from dcl_processor.processes import monitor, supervisor
 from dcl_processor.runner import counters, limits
-from dcl_processor.watch import polling
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
 
@@ -87,7 +86,7 @@ def test_every_test_that_carries_a_promise_in_its_name_carries_one_that_there_is
 # --- numbers that pages have in their sentences are those of the code
 
 
-WORD: dict[float, str] = {3: "three", 10: "ten", 60: "a minute"}
+WORD: dict[float, str] = {10: "ten", 60: "a minute"}
 
 SENTENCES = {
     "README.md": [
@@ -95,7 +94,6 @@ SENTENCES = {
         "Django {}, {} and {}.".format(*(each.django for each in ENVIRONMENTS))
     ],
     "docs/howto/run.md": [
-        f"the wait grows to {WORD[polling.MOST_INTERVALS]} intervals",
         f"kills it {WORD[calls.GRACE]} seconds after the limit",
         f"moved in the last {WORD[monitor.SILENT]} seconds",
         f"named by a warning after {monitor.FIRST_WARNING / 60:g}, ",

@@ -121,7 +121,7 @@ def shown_on_a_terminal(argv: Sequence[str], **variables: str) -> tuple[int, str
 
 def besides_lifecycle(err: str) -> str:
     """Return what is on stderr besides what the command says of its beginning and its end."""
-    own = r"^(SIG\w+: finishing row |watching |stopped by SIG|ended after ).*\n"
+    own = r"^(watching |stopped by SIG|ended after ).*\n"
     return re.sub(own, "", err, flags=re.MULTILINE)
 
 

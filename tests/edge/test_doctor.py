@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
-import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import timedelta
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from django.conf import settings
-from django.db import connection, connections, transaction
+from django.db import connection
 from django.db.models import Index, Model, Q
 from django.test import override_settings
-from django.utils import timezone
 
-from dcl_processor.insights import catalog, session_findings, table_findings
-from dcl_processor.insights.answer import Finding, Level, ok
-from dcl_processor.ledger.models import RecordedRun
-from sample_app import embedded, supervisor
+from dcl_processor.insights import catalog, findings, table_findings
+from dcl_processor.insights.answer import Finding, Level
 from tests.edge.manage import Install, Manage, execute, other
 from tests.edge.stuck import another_session
 from tests.models import Parcel
-from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -125,7 +114,6 @@ def snapshot(*, transactions: int = 0) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("setting", "value", "check", "level", "fixed"),
     [
-        ("default_transaction_isolation", "serializable", "isolation", "warning", ""),
         ("default_transaction_read_only", "on", "read-only", "problem", ""),
         ("idle_in_transaction_session_timeout", "0", "idle-in-transaction", "warning", "5min"),
     ],
@@ -144,12 +132,6 @@ def test_a_setting_of_the_role_is_found(
     assert good.level(check) == "ok"
 
 
-def test_atomic_requests_are_found(manage: Manage) -> None:
-    with other(ATOMIC_REQUESTS=True):
-        assert doctor(manage, DELIVER, "--using", "other").level("atomic-requests") == "warning"
-    assert doctor(manage).level("atomic-requests") == "ok"
-
-
 def levels_of_session(found: Any, pid: int) -> list[str]:
     """Return what is found of one session: the server's own processes have snapshots, too."""
     return [
@@ -158,7 +140,7 @@ def levels_of_session(found: Any, pid: int) -> list[str]:
 
 
 def test_an_old_snapshot_is_found(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_findings, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(findings, "OLD_SNAPSHOT", 0.0)
     with snapshot() as pid:
         assert levels_of_session(doctor(manage), pid) == ["warning"]
     assert levels_of_session(doctor(manage), pid) == []
@@ -168,7 +150,7 @@ def test_a_row_lock_in_an_open_transaction_is_as_bad_as_a_snapshot(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that hangs has no snapshot at READ COMMITTED, and its transaction has an id."""
-    monkeypatch.setattr(session_findings, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(findings, "OLD_SNAPSHOT", 0.0)
     parcels(1)
     with session() as opened:
         pid = opened.info.backend_pid
@@ -181,7 +163,7 @@ def test_what_a_role_may_not_see_could_not_be_found_out(manage: Manage, role: st
     """The age in transactions can be seen, and the age in seconds cannot."""
     execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
     parcels(10, sent=True)
-    with snapshot(transactions=session_findings.MANY_TRANSACTIONS):
+    with snapshot(transactions=findings.MANY_TRANSACTIONS):
         found = doctor(manage, DELIVER, "--using", "other")
         assert (found.code, found.level("snapshot")) == (3, "unknown")
         (finding,) = found.found["snapshot"]
@@ -198,9 +180,7 @@ def test_a_table_that_the_role_may_not_read_could_not_be_found_out(
     execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
     parcels(10, sent=True)
     execute(f"REVOKE ALL ON tests_parcel FROM {role}")
-    found = doctor(manage, DELIVER, "--using", "other")
-    assert (found.code, found.level("pending"), found.level("autovacuum")) == (3, "unknown", "ok")
-    assert "permission denied for table tests_parcel" in found.what("pending")
+    assert doctor(manage, DELIVER, "--using", "other").level("autovacuum") == "ok"
     done = manage("explain", DELIVER, "--using", "other", "--json")
     assert (done.code, json.loads(done.out)["ok"]) == (3, False)
     assert "permission denied for table tests_parcel" in done.err
@@ -276,35 +256,6 @@ def test_an_index_that_each_flip_writes_to_is_found(
     assert doctor(manage).level("flag-index") == "ok"
 
 
-def test_a_question_that_holds_the_whole_table_is_found(manage: Manage) -> None:
-    parcels(2_000)
-    found = doctor(manage)
-    assert found.level("pending") == "warning"
-    assert found.what("pending").startswith("about 2000 of about 2000 rows are pending")
-    Parcel.objects.filter(pk__gt=Parcel.objects.order_by("pk")[100].pk).update(sent=True)
-    vacuum()
-    assert doctor(manage).level("pending") == "ok"
-
-
-def test_a_table_without_statistics_could_not_be_found_out(manage: Manage) -> None:
-    execute("CREATE TABLE doctor_new (LIKE tests_parcel INCLUDING ALL)")
-    execute("ALTER TABLE tests_parcel RENAME TO doctor_old")
-    execute("ALTER TABLE doctor_new RENAME TO tests_parcel")
-    try:
-        found = doctor(manage)
-        assert (found.code, found.level("pending")) == (1 if _warned(found) else 3, "unknown")
-        execute("ANALYZE tests_parcel")
-        assert doctor(manage).level("pending") == "ok"
-    finally:
-        execute("DROP TABLE tests_parcel")
-        execute("ALTER TABLE doctor_old RENAME TO tests_parcel")
-
-
-def _warned(found: Examined) -> bool:
-    levels = {each["level"] for several in found.found.values() for each in several}
-    return bool(levels & {"warning", "problem"})
-
-
 # --- the processors
 
 
@@ -314,35 +265,6 @@ def test_handlers_that_read_elsewhere_are_found(manage: Manage) -> None:
         assert found.level("router") == "warning"
         assert "locked on 'default', and what handlers read goes to 'other'" in found.what("router")
     assert doctor(manage).level("router") == "ok"
-
-
-TWO = """
-    from dcl_processor import Retry
-    from tests.models import Errand
-
-    revive = batch_processor(
-        pending=lambda: Errand.objects.filter(dead=True), done={"dead": False}, retry=Retry()
-    )
-
-    @revive
-    def first(errand): ...
-
-    @revive
-    def second(errand): ...
-"""
-
-
-def test_processors_that_share_the_columns_of_a_retry_are_found(
-    manage: Manage, install: Install
-) -> None:
-    install("rivals", TWO)
-    found = doctor(manage, "rivals.first")
-    assert (found.code, found.level("shared-columns")) == (1, "problem")
-    (finding,) = found.found["shared-columns"]
-    assert finding["about"] == "rivals.first and rivals.second"
-    assert "attempts and next_attempt_at" in finding["what"]
-    with override_settings(SILENCED_SYSTEM_CHECKS=["dcl_processor.E010"]):
-        assert doctor(manage, "rivals.first").level("shared-columns") == "ok"
 
 
 def test_an_error_of_other_code_leaves_the_other_findings(
@@ -357,50 +279,6 @@ def test_an_error_of_other_code_leaves_the_other_findings(
     assert found.level("autovacuum") == "unknown"
     assert found.what("autovacuum") == "RuntimeError: no figures"
     assert found.level("flag-index") == "ok"
-
-
-def test_without_the_ledger_the_lease_is_left_out_and_named(manage: Manage) -> None:
-    found = doctor(manage, "warehouse.gather")
-    assert found.level("lease") == "left_out"
-    assert "lease" not in doctor(manage).found
-
-
-@pytest.fixture
-def with_ledger(manage: Manage) -> Iterator[Manage]:
-    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "dcl_processor.ledger"]):
-        yield manage
-
-
-def test_a_lease_is_compared_with_the_slowest_handler_of_the_recorded_runs(
-    with_ledger: Manage,
-) -> None:
-    """The lease is for 600 seconds."""
-    name = "warehouse.gather"
-    assert doctor(with_ledger, name).level("lease") == "left_out"  # no run is recorded
-    at = timezone.now()
-    of: dict[str, Any] = {"kind": "run", "host": "a", "pid": 1, "heartbeat_at": at}
-    RecordedRun.objects.create(processor=DELIVER, started_at=at, slowest=99, **of)
-    fast = RecordedRun.objects.create(processor=name, started_at=at, slowest=15, **of)
-    assert doctor(with_ledger, name).level("lease") == "ok"
-    old = at - timedelta(hours=1)
-    RecordedRun.objects.create(processor=name, started_at=old, slowest=301, **of)
-    found = doctor(with_ledger, name)
-    assert (found.code, found.level("lease")) == (1, "warning")
-    assert found.what("lease") == (
-        "the lease is for 600 s, less than twice the 301 s of the slowest handler"
-    )
-    # Recorded before these columns existed, or no handler has ended yet.
-    RecordedRun.objects.exclude(pk=fast.pk).delete()
-    RecordedRun.objects.update(slowest=0)
-    assert doctor(with_ledger, name).level("lease") == "left_out"
-
-
-def test_a_ledger_that_does_not_answer_leaves_the_lease_unknown(with_ledger: Manage) -> None:
-    with transaction.atomic("other"):
-        execute(f"LOCK TABLE {RecordedRun._meta.db_table}", using="other")
-        assert (
-            doctor(with_ledger, "warehouse.gather", "--timeout", "0.2").level("lease") == "unknown"
-        )
 
 
 def test_a_processor_that_cannot_run_is_a_problem(manage: Manage, install: Install) -> None:
@@ -430,8 +308,8 @@ def test_each_finding_is_one_line(manage: Manage) -> None:
     done = manage("doctor", DELIVER)
     levels = [line.partition(": ")[0] for line in done.out.splitlines()]
     assert {*levels} <= {str(level) for level in Level}
-    assert len(levels) == 11
-    assert done.err.endswith(" of 11 findings need attention.\n")
+    assert len(levels) == 6
+    assert done.err.endswith(" of 6 findings need attention.\n")
 
 
 def test_a_name_in_the_database_forges_no_line(
@@ -453,11 +331,6 @@ def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> N
         assert (done.code, done.out) == (3, "")
         assert "statement timeout" in done.err
         assert done.err.endswith(f"CommandError: {DELIVER} could not be explained.\n")
-        found = doctor(manage, DELIVER, "--timeout", "0.2", "--fail-level", "problem")
-    assert found.code == 3
-    assert found.level("pending") == "unknown"
-    assert "statement timeout" in found.what("pending")
-    assert found.level("isolation") == "ok"
 
 
 def test_a_warning_may_be_accepted(manage: Manage) -> None:
@@ -479,87 +352,4 @@ def test_nothing_is_locked_or_written(manage: Manage, role: str) -> None:
     for name in ("deliver", "weigh", "gather", "fetch"):
         assert manage("explain", f"warehouse.{name}", "--using", "other").code == 0
         found = doctor(manage, f"warehouse.{name}", "--using", "other").found
-        assert {*found} >= {"snapshot", "autovacuum", "flag-index", "pending"}
-
-
-# --- a server that is reached over a network
-
-
-@pytest.fixture
-def server() -> Iterator[int]:
-    """Start a PostgreSQL that listens on a port; yield the port."""
-    # Where the user of the embedded server may run its binaries already.
-    shared = embedded.default_home()
-    home = Path(tempfile.mkdtemp(prefix="dcl-doctor-", dir=shared.parent))
-    home.chmod(0o755)
-    wheel = embedded._wheel()
-    identity = supervisor.server_user()
-    binaries = supervisor._reachable(shared, wheel) if identity else wheel / "bin"
-    how: dict[str, Any] = {**identity, "cwd": "/", "stderr": subprocess.DEVNULL}
-    supervisor._make_data(home, binaries, how)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-    options += ["-c", "max_prepared_transactions=1"]
-    command = [str(binaries / "postgres"), "-D", str(home / "data"), "-p", str(port), *options]
-    process = subprocess.Popen(command, **how)
-    try:
-        until(lambda: answers(port), "the server")
-        yield port
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
-        shutil.rmtree(home)
-
-
-def answers(port: int) -> bool:
-    try:
-        with closing(psycopg.connect(f"host=127.0.0.1 port={port} user=postgres")):
-            return True
-    except psycopg.OperationalError:
-        return False
-
-
-def test_a_machine_whose_loss_is_noticed_late_is_found(server: int) -> None:
-    def found() -> Finding:
-        connections["other"].close()
-        (finding,) = session_findings.lost_hosts("other", [])
-        return finding
-
-    there = {"HOST": "127.0.0.1", "PORT": server, "USER": "postgres", "NAME": "postgres"}
-    with other(**there):
-        assert found().level is Level.WARNING
-        assert found().what.startswith("tcp_user_timeout is not set, and keepalives take ")
-        execute("ALTER ROLE postgres SET tcp_user_timeout = 60000", "other")
-        assert found().what.startswith("keepalives take ")
-        execute("ALTER ROLE postgres SET tcp_keepalives_idle = 30", "other")
-        execute("ALTER ROLE postgres SET tcp_keepalives_interval = 10", "other")
-        execute("ALTER ROLE postgres SET tcp_keepalives_count = 3", "other")
-        assert found() == ok("a lost machine is noticed after 60 s")
-        execute("ALTER ROLE postgres SET tcp_user_timeout = 0", "other")
-        assert found().what == "tcp_user_timeout is not set"
-
-
-def test_the_snapshot_of_a_prepared_transaction_is_found(
-    server: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no session any more, and keeps dead rows until it is committed or rolled back."""
-    monkeypatch.setattr(session_findings, "OLD_SNAPSHOT", 0.0)
-    there = {"HOST": "127.0.0.1", "PORT": server, "USER": "postgres", "NAME": "postgres"}
-    with other(**there):
-        execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'doctor'", "other")
-        found = [each.what for each in session_findings.snapshots("other", [])]
-        assert [what for what in found if "the prepared transaction doctor has been open" in what]
-        execute("ROLLBACK PREPARED 'doctor'", "other")
-        assert "prepared" not in str(list(session_findings.snapshots("other", [])))
-
-
-def test_a_session_that_changes_outside_a_transaction_is_a_note(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pids = iter([4711, 1, 4712])
-    monkeypatch.setattr(session_findings, "_pid", lambda _: next(pids))
-    (note,) = session_findings.pooling("default")
-    assert note.level is Level.NOTE
-    assert note.what.startswith("two statements of one connection ")
+        assert {*found} >= {"snapshot", "autovacuum", "flag-index"}

@@ -107,7 +107,7 @@ def test_a_worker_that_is_killed_after_its_report_has_no_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its work is done, and the report of a successor, without rows, would replace its."""
-    outcomes = Outcomes("hanging.report", [None], None, lambda *_: None)
+    outcomes = Outcomes("hanging.report", [None], None)
     deaths: list[Died] = []
 
     def tell(number: int, name: str | None, event: Any) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
@@ -104,32 +104,3 @@ def test_between_two_looks_it_sleeps(monkeypatch: pytest.MonkeyPatch, listen: bo
         Watch([deliver], Plan(interval=600, listen=listen), stop, lambda *_: None).run()
     assert waits == [(int(listen), POLL_IDLE)] * 10
     assert 1 <= len(made) <= 2 + listen
-
-
-def test_a_connection_that_is_too_old_is_closed_between_two_runs() -> None:
-    """Also while the watch does not wait, and CONN_MAX_AGE keeps it."""
-    sessions: list[Any] = []
-    stop = Stop()
-    watch = Watch([deliver], Plan(interval=0.0), stop, lambda *_: None)
-
-    def note(**_: object) -> None:
-        sessions.append(connection.connection)
-        if len(sessions) == 2:
-            watch._recycle_at = 0.0
-        if len(sessions) == 4:
-            stop.set()
-
-    run_finished.connect(note)
-    watch.run()
-    run_finished.disconnect(note)
-    assert sessions[0] is sessions[1] is not sessions[2]
-    assert sessions[2] is sessions[3]
-
-
-def test_a_transaction_of_somebody_elses_is_left_alone() -> None:
-    from django.db import transaction
-
-    with transaction.atomic():
-        notify.close_connections(all_of_them=True)
-        notify.close_connections()
-        assert connections["default"].connection is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -13,8 +14,13 @@ import psutil
 import pytest
 
 from dcl_processor import batch_processor
+from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.management.watching import ErrorDedup
+from dcl_processor.execution.calls import Call
+from dcl_processor.management.watching import ErrorDedup, _Log
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.news import AtWork, Died
 from dcl_processor.runner import limits
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import (
@@ -23,9 +29,8 @@ from tests.edge.manage import (
     Manage,
     at_gate,
     besides_lifecycle,
-    command,
+    output,
     processors,
-    shown_on_a_terminal,
     started,
 )
 from tests.edge.watchers import SELDOM, parcels, unsent, watching
@@ -270,26 +275,6 @@ def test_what_strangers_wrote_forges_no_line_and_commands_no_terminal(more: list
         assert len(done.stderr.splitlines()) == 2
 
 
-# --- colours
-
-
-@pytest.mark.parametrize(
-    ("variables", "colored"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
-    ids=str,
-)
-def test_colours_are_left_out_where_they_are_not_wanted(
-    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    parcels("broken")
-    code, shown = shown_on_a_terminal(command("run", DELIVER), **variables)
-    assert code == 1
-    [failed] = [line for line in shown.splitlines() if "no address" in line]
-    assert bool(re.search(r"\x1b\[[\d;]*m", failed)) is colored
-
-
 # --- ceilings
 
 
@@ -322,3 +307,38 @@ def test_several_with_one_server_tell_of_it_once_and_the_last_that_it_is_over() 
     assert not outages.say("b", "refused")
     assert outages.end("a") is None
     assert outages.end("b") is not None
+
+
+# --- the fields of the records that a watch logs
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "expected"),
+    [
+        (["shop.a"], "shop.a", {"processor": "shop.a", "worker": 2}),
+        (["shop.a"], None, {"processor": "shop.a", "worker": 2}),
+        (["shop.a", "shop.b"], None, {"worker": 2}),
+    ],
+)
+def test_a_worker_that_died_is_named_in_its_record(
+    names: list[str], name: str | None, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    written, _, _ = output()
+    with caplog.at_level(logging.INFO, "dcl_processor"):
+        log = _Log(written, names, Health(names, Stop()))
+        log.tell(2, name, Died(Trouble("killed by SIGKILL"), None))
+    [record] = caplog.records
+    known = {each: vars(record)[each] for each in ("processor", "worker") if each in vars(record)}
+    assert known == expected
+    assert "killed by SIGKILL" in record.getMessage()
+
+
+def test_the_line_about_a_dead_worker_has_its_row_and_what_it_leaves() -> None:
+    """Nothing else mentions a charge that was cut off, until a person asks."""
+    written, _, err = output()
+    call = AtWork.of(Call("shop.charge", (17,), None))
+    log = _Log(written, ["shop.charge"], Health(["shop.charge"], Stop()), "; rows are in doubt")
+    log.tell(2, None, Died(Trouble("killed by SIGKILL"), None, call))
+    said = "shop.charge, worker 2: killed by SIGKILL, last seen at row 17 since "
+    assert err.getvalue().startswith(said)
+    assert err.getvalue().endswith(" of shop.charge; rows are in doubt\n")

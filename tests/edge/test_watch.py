@@ -13,8 +13,6 @@ import pytest
 
 from tests.edge.manage import at_gate, besides_lifecycle, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
-from tests.models import Parcel
-from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -78,38 +76,21 @@ def test_i10_a_signal_ends_the_wait(interrupts: None, signum: signal.Signals, wo
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_i10_the_row_at_hand_is_named_and_finished(gate: Path, workers: str) -> None:
-    rows = parcels("gate", "gate")
+def test_i10_the_row_at_hand_is_finished(gate: Path, workers: str) -> None:
+    parcels("gate", "gate")
     with watching(DELIVER, "--watch", "--workers", workers, GATE=str(gate)) as watcher:
         at_gate(gate, handlers=int(workers))
         os.killpg(watcher.process.pid, signal.SIGTERM)
         at_gate(gate, "stopping", handlers=int(workers))
-        # Each is named when its process has done so.
-        until(lambda: len(watcher.about_itself) == 1 + int(workers), "the rows at hand")
         (gate / "open").touch()
         code, out, err = watcher.end(None)
     assert (code, err) == (0, "")
     assert out.count("1 processed") == int(workers)
     assert len(unsent()) == 2 - int(workers)
-    first, *finishing, last = watcher.about_itself
+    first, last = watcher.about_itself
     several = " with 2 workers" if workers == "2" else ""
     assert first == f"watching {DELIVER}{several} (process {watcher.process.pid})"
-    words = rf"SIGTERM: finishing row (\d+) since [\d:]+ UTC of {DELIVER}( \(worker [12]\))?"
-    named = [each for line in finishing if (each := re.fullmatch(words, line))]
-    assert sorted(int(each[1]) for each in named) == rows[: int(workers)]
-    assert all(bool(each[2]) == (workers == "2") for each in named)
     assert re.fullmatch(r"stopped by SIGTERM after [\d.]+ s", last)
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_ends_after_so_many_rows_that_were_tried(workers: str) -> None:
-    parcels(*["", "broken"] * 4)
-    arguments = (DELIVER, "--watch", SELDOM, "--max-rows", "5", "--workers", workers)
-    with watching(*arguments) as watcher:
-        code, out, err = watcher.end(None)
-    assert code == 0
-    tried = err.count(" failed: ") + Parcel.objects.filter(sent=True).count()
-    assert tried == 5, (out, err)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

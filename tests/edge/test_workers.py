@@ -387,7 +387,7 @@ def test_a_run_that_has_lost_a_worker_has_not_drained_the_rows(
 
 
 def test_a_worker_whose_successor_has_ended_regularly_is_not_lost() -> None:
-    outcomes = Outcomes("p", [None], None, lambda *_: None)
+    outcomes = Outcomes("p", [None], None)
     outcomes.tell(1, None, Died(Trouble("killed"), 0.0))
     assert merge("p", outcomes.in_order(), None).stopped == "failures"
     outcomes.tell(1, "p", report(processed=1))
@@ -502,22 +502,6 @@ def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:
             watcher.says(f"{DELIVER}, worker ", err=True)
         code, _, _ = watcher.end()
     assert code == 0
-
-
-def test_rows_that_a_dead_copy_tried_count(audit: Path) -> None:
-    """Three each: the successor of a worker that tried some rows tries the rest."""
-    parcels("", "")
-    arguments = (DELIVER, "--watch", "0.2", "--workers", "2", "--max-rows", "6")
-    with watching(*arguments) as watcher:
-        said = 0
-        while said < 2:  # only then the parent knows
-            said += int(watcher.says(f"{DELIVER}: ").split()[1])
-        os.kill(min(handlers(audit)), signal.SIGKILL)
-        watcher.says(f"{DELIVER}, worker ", err=True)
-        parcels(*[""] * 6)
-        code, _, err = watcher.end(None)
-    assert (code, err) == (0, "")
-    assert Parcel.objects.filter(sent=True).count() == 6
 
 
 def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:

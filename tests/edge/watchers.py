@@ -27,7 +27,7 @@ class Watcher:
         self.process = process
         #: What is in no report, and comes from any worker at any time.
         self.operations: list[str] = []
-        #: What a watch says of itself: that it begins, finishes rows, and ends.
+        #: What a watch says of itself: that it begins, and ends.
         self.about_itself: list[str] = []
         self.out = _follow(process.stdout, [], [])
         self.err = _follow(process.stderr, self.operations, self.about_itself)
@@ -68,7 +68,7 @@ def _follow(stream: IO[str] | None, operations: list[str], about_itself: list[st
                     line,
                 ):
                     operations.append(line.rstrip("\n"))
-                elif re.match(r"watching |stopped by SIG|ended after |SIG\w+: ", line):
+                elif re.match(r"watching |stopped by SIG|ended after ", line):
                     about_itself.append(line.rstrip("\n"))
                 else:
                     lines.put(line.rstrip("\n"))

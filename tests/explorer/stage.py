@@ -242,11 +242,11 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
 
 
 def _waiting(lock: Callable[..., None]) -> Callable[..., None]:
-    def locked(*args: Any) -> None:
+    def locked(*args: Any, nowait: bool = False) -> None:
         actor = here()
-        actor.may_wait = True
+        actor.may_wait = not nowait
         try:
-            lock(*args)
+            lock(*args, nowait=nowait)
         finally:
             actor.may_wait = False
 

@@ -7,13 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import psycopg
 import pytest
 from django.db import OperationalError, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from dcl_processor.insights.answer import Level
-from dcl_processor.insights.doctor import examine
 from dcl_processor.locking.slots import Slot
 from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
@@ -167,33 +164,3 @@ def test_what_became_of_a_lost_commit_is_looked_up_through_it(
             assert_run(report, processed=3)
             assert left == 0
         Errand.objects.all().delete()
-
-
-def test_doctor_notes_a_pool_in_transaction_mode(pooled: str) -> None:
-    """Other clients change nothing: the sessions of this process are enough for a proof."""
-    mode = "transaction" if in_transaction_mode(pooled) else "session"
-    processor = next(processors())
-    found = {each.check: each for each in examine([processor], [processor], using=pooled)}
-    assert ("pooler" in found) == (mode == "transaction")
-    if mode == "transaction":
-        note = found["pooler"]
-        assert note.level is Level.NOTE
-        assert note.about == f"database {pooled!r}"
-        assert "a pooler in transaction mode is in between" in note.what
-        assert "LISTEN" in note.why
-    direct = [each.check for each in examine([processor], [processor], using="default")]
-    assert "pooler" not in direct
-
-
-def in_transaction_mode(alias: str) -> bool:
-    """Return the mode as PgBouncer itself has it, in its console."""
-    settings = connections[alias].settings_dict
-    with psycopg.connect(
-        host=settings["HOST"],
-        port=settings["PORT"],
-        user=settings["USER"],
-        dbname="pgbouncer",
-        autocommit=True,
-    ) as console:
-        rows = console.execute("SHOW CONFIG").fetchall()
-    return any(row[:2] == ("pool_mode", "transaction") for row in rows)

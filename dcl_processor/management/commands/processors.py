@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.core.management.color import no_style
 from django.db import close_old_connections, connections
 from django.db.models import Q
 
@@ -40,7 +39,6 @@ from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Finishing
 from dcl_processor.processes.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
@@ -187,7 +185,7 @@ class Command(BaseCommand):
             as_json=options["json"],
             verbosity=options["verbosity"],
             tracebacks=options["traceback"] or options.get("tracebacks", False),
-            color=self._has_color(options),
+            color=not options["no_color"],
         )
         try:
             if action in MODULES:
@@ -200,15 +198,6 @@ class Command(BaseCommand):
                 self.run_chosen(output, options)
         finally:
             output.close()
-
-    def _has_color(self, options: dict[str, Any]) -> bool:
-        """Return whether colours are wanted; if not, switch off Django's colours."""
-        unwanted = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        if unwanted and not options["force_color"]:
-            self.style = no_style()
-            self.stderr.style_func = None
-            return False
-        return not options["no_color"]
 
     def run_chosen(self, output: Output, options: dict[str, Any]) -> None:
         """Run the chosen processors, until their end or a signal."""
@@ -320,9 +309,6 @@ class Command(BaseCommand):
         which = {name: options[name] for name in ("filter", "using", "limit")}
         several = options["workers"] > 1
 
-        def finishing(number: int, event: Finishing) -> None:
-            output.finishing(health.stop, event.call, number if several else None)
-
         try:
             with output.watching(processor, health.stop, **which) as on_row:
                 report, workers = pool.run(
@@ -336,7 +322,6 @@ class Command(BaseCommand):
                     on_counts=options["on_counts"],
                     health=health,
                     may_supervise=self._owns_process,
-                    on_finishing=finishing,
                 )
         except Exception as error:  # noqa: BLE001  # the next processor is still to be run
             trouble = Trouble.of(error, processor, options["using"])
