@@ -23,14 +23,9 @@ from tests.contract.support.groups import rows_of
 from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import at_update
 from tests.models import Errand, Parcel
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
-]
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 NAME = "shop.grouped"
 
@@ -123,18 +118,6 @@ def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_fr
     report = keyed(max_per_group=3, batch_size=3)(wait_for_locked=0)
     assert (report.processed, report.held) == (2, 0)
     assert list(Errand.objects.filter(done=False)) == rows[:1]
-
-
-if connection.vendor == "postgresql":
-
-    def test_a_claim_that_another_session_makes_fail_costs_no_attempt() -> None:
-        """The database ends the transaction, as at a deadlock; another pass claims the row."""
-        [row] = rows_of(1)
-        with at_update("TRUE", "RAISE EXCEPTION USING ERRCODE = '40P01'", times=1):
-            report = run_of(keyed(retry=the.retry()), is_verified=True)
-            assert (report.failed, report.processed) == (0, 0)
-            assert the.untouched(row)
-            assert_run(keyed(retry=the.retry())(), processed=1)
 
 
 if not connection.features.has_select_for_update:

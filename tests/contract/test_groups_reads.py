@@ -41,11 +41,7 @@ from tests.contract.support.sessions import before_statement, end_session
 from tests.contract.test_explain import analyze, created
 from tests.models import Errand, Parcel, Tag
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
-]
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 @pytest.fixture
@@ -294,16 +290,6 @@ def test_the_doctor_names_a_head_without_attempts_left() -> None:
     assert held_keys(processor)[0].level is Level.OK
     # Without in_order the other rows pass it.
     assert held_keys(grouped("transactional", the.ignore, retry=the.retry())) == []
-
-
-def test_a_row_without_a_key_is_alone() -> None:
-    rows = Parcel.objects.filter(sent=False)
-    processor = batch_processor(pending=rows, done={"sent": True}, group_by="depot")(the.ignore)
-    alone = Parcel.objects.create()
-    found = show(processor, alone.pk)
-    assert "key_free" not in found.parts
-    assert found.columns == {"depot_id": None}
-    assert found.reason.startswith(FREE)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

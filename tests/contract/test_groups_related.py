@@ -14,7 +14,9 @@ from django.db.backends.base.features import BaseDatabaseFeatures
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
+from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.registry import Found
 from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
@@ -84,31 +86,6 @@ def run_beside(delivery: str, *, order: bool = False, **run: Any) -> tuple[Repor
     return worker(**{"wait_for_locked": 0, **run}), handled
 
 
-@each
-@both
-def test_the_rows_of_a_key_are_handled_in_turn(delivery: str, order: bool) -> None:
-    _, rows = parcels_of(0, 1, 0, 1)
-    loose = Parcel.objects.create()
-    report, handled = run_beside(delivery, order=order)
-    assert_run(report, processed=5)
-    for place in (0, 1):
-        of_key = [row.pk for row in rows[place::2]]
-        assert [pk for pk in handled if pk in of_key] == of_key
-    assert handled[-1] == loose.pk
-
-
-@each
-@both
-def test_no_sibling_of_a_row_at_work_is_handled(delivery: str, order: bool) -> None:
-    depots, (one, two, other) = parcels_of(0, 0, 1)
-    with at_work(delivery, row=one, in_order=order):
-        report, handled = run_beside(delivery, order=order)
-        assert handled == [other.pk]
-        assert_run(report, processed=1, held=1)
-        assert report.held_keys == (depots[0].pk,)
-    assert run_beside(delivery, order=order)[1] == [two.pk]
-
-
 def rides_of(relation: str) -> tuple[list[Any], list[Ride]]:
     """Make two rows of the relation, each with a part in several tables and a ride of its own."""
     model: Any = Ride._meta.get_field(relation).related_model
@@ -174,15 +151,6 @@ if HAS_ROW_LOCKS:
         assert len(handled) == 2
         assert_run(reports[0][0], held=2)
         assert reports[0][1] == []
-
-    @each
-    def test_a_related_row_that_a_person_has_locked_makes_its_key_busy(delivery: str) -> None:
-        depots, (one, two) = parcels_of(0, 1)
-        with hold_lock(depots[0]):
-            report, handled = run_beside(delivery)
-            assert handled == [two.pk]
-            assert_run(report, processed=1, held=1)
-        assert run_beside(delivery)[1] == [one.pk]
 
     @each
     @both
@@ -282,18 +250,6 @@ def test_transactional_is_refused() -> None:
         processor(ignore, group_by="depot", lock_related=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"group_by": None}, "expected lock_related together with group_by"),
-        ({"lock_related": 1}, "expected lock_related to be True or False"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOption, match=words):
-        by_depot("at_least_once", **options)
-
-
 def test_a_key_without_a_related_row_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"a foreign key with lock_related.*got a IntegerField"):
         grouped("at_least_once", ignore, lock_related=True)()
@@ -323,3 +279,11 @@ if connection.vendor == "mysql":
             pytest.raises(Unsupported, match="PostgreSQL or SQLite for group_by"),
         ):
             grouped("transactional", ignore).lock_key(1)
+
+    def test_the_check_refuses_a_key_unless_it_is_locked_by_its_related_row() -> None:
+        for run, is_refused in (
+            (grouped("transactional", ignore), True),
+            (by_depot("at_least_once"), False),
+        ):
+            messages = check_found([Found(run, "tests.processors.keyed")], ["default"])
+            assert ("dcl_processor.E016" in {each.id for each in messages}) is is_refused
