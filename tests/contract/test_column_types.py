@@ -157,17 +157,6 @@ if connection.vendor == "postgresql":
         with of_type(column, kind, before):
             core.Core(Typed.objects.all(), delivery, size, states).check(caplog)
 
-    @core.three_deliveries
-    @core.each_size
-    def test_a_column_may_be_an_identity(
-        delivery: str, size: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """It takes no value from anyone."""
-        states, _ = rows_of("")
-        change = "ALTER TABLE kinds_typed ALTER COLUMN place"
-        with temporary(f"{change} ADD GENERATED ALWAYS AS IDENTITY", f"{change} DROP IDENTITY"):
-            core.Core(Typed.objects.all(), delivery, size, states).check(caplog)
-
     @pytest.mark.parametrize(
         ("column", "delivery"), [("leased_until", "lease"), ("claimed_at", "claim")]
     )

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import F, Value
-from django.db.models.functions import Now
+from django.db.models import F
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.compiled_sql import own_values
@@ -95,49 +94,6 @@ def test_each_set_of_columns_is_one_statement(make: Make) -> None:
     assert len(flips) == 2
 
 
-@both
-def test_expressions_are_written_as_they_are(make: Make) -> None:
-    """The same expression is part of the statement; rows with another one have their own."""
-    rows = the.errands(9)
-    kinds = [F("place") + 1, Now(), Value("x")]
-    given = {
-        row.pk: {
-            "done": True,
-            "result": f"sent {row.place}",
-            "attempts": F("place") + row.place % 3,
-            "claimed_at": Now(),
-        }
-        for row in rows
-    }
-    report, flips = flips_of(make, given)
-    assert_run(report, processed=9)
-    assert results() == [f"sent {place}" for place in range(9)]
-    attempts = Errand.objects.order_by("place").values_list("attempts", flat=True)
-    assert list(attempts) == [place + place % 3 for place in range(9)]
-    assert not Errand.objects.filter(claimed_at=None).exists()
-    assert len(flips) == len(kinds)
-
-
-@both
-def test_a_value_that_the_database_refuses_fails_its_row_alone(make: Make) -> None:
-    """Also a text that is too long, which must not be cut; SQLite takes any length."""
-    rows = the.errands(6)
-    Errand.objects.create(place=99, done=True, code="taken")
-    given: dict[Any, Any] = {
-        row.pk: {"done": True, "result": f"sent {row.place}", "code": str(row.place)}
-        for row in rows
-    }
-    given[rows[3].pk]["code"] = "taken"
-    failed = {3}
-    if connection.vendor != "sqlite":
-        given[rows[4].pk]["result"] = "x" * 51
-        failed.add(4)
-    report = make(the.PENDING, given)()
-    assert_run(report, processed=6 - len(failed), failed=len(failed))
-    assert {each.pk for each in report.failures} == {rows[place].pk for place in failed}
-    assert [the.state(row)["done"] for row in rows] == [place not in failed for place in range(6)]
-
-
 SAMPLES: dict[str, list[Any]] = {
     "price": [Decimal("1.50"), Decimal("-20.00"), None],
     "day": [date(2026, 1, 31), None, date(1900, 2, 28)],
@@ -189,36 +145,29 @@ def test_a_claim_in_another_table_is_compared_all_the_same() -> None:
     assert list(stored) == [(1, "sent 0"), (2, "sent 1"), (3, "sent 2")]
 
 
-@pytest.fixture
-def few_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_parameters(patch: pytest.MonkeyPatch) -> None:
     # Some versions of Django keep it on the instance when it was read.
-    monkeypatch.delitem(vars(connection.features), "max_query_params", raising=False)
-    monkeypatch.setattr(type(connection.features), "max_query_params", 121)
+    patch.delitem(vars(connection.features), "max_query_params", raising=False)
+    patch.setattr(type(connection.features), "max_query_params", 121)
+
+
+def few_characters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(grouping, "MOST_CHARACTERS", 20)
 
 
 @both
-def test_a_statement_has_no_more_parameters_than_the_database_takes(
-    make: Make, few_parameters: None
+@pytest.mark.parametrize(("limit", "number"), [(few_parameters, 16), (few_characters, 9)])
+def test_a_statement_is_no_larger_than_a_server_takes(
+    make: Make, limit: Any, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = the.errands(16)
+    """Each is of 7 rows at most, or of 3."""
+    limit(monkeypatch)
+    rows = the.errands(number)
     given = {row.pk: {"done": True, "result": f"sent {row.place}"} for row in rows}
     report, flips = flips_of(make, given)
-    assert_run(report, processed=16)
-    assert results() == [f"sent {place}" for place in range(16)]
-    assert len(flips) == 3  # of 7, 7 and 2 rows
-
-
-@both
-def test_a_statement_has_no_more_characters_than_a_server_takes(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grouping, "MOST_CHARACTERS", 20)
-    rows = the.errands(6)
-    given = {row.pk: {"done": True, "result": f"sent {row.place}"} for row in rows}
-    report, flips = flips_of(make, given)
-    assert_run(report, processed=6)
-    assert results() == [f"sent {place}" for place in range(6)]
-    assert len(flips) == 2  # of 3 rows each
+    assert_run(report, processed=number)
+    assert results() == [f"sent {place}" for place in range(number)]
+    assert len(flips) == 3
 
 
 def test_a_field_that_takes_an_expression_for_a_value_is_written_row_by_row(

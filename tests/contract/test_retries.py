@@ -233,21 +233,3 @@ def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
     most = 7 if connection.vendor == "mysql" else 6
     assert len([sql for sql in seen if sql.startswith("SELECT")]) <= most
     assert set(Errand.objects.values_list("attempts", flat=True)) == {4}
-
-
-def test_a_dead_letter_that_cannot_be_written_costs_the_others_nothing(
-    caplog: pytest.LogCaptureFixture, batch_size: int
-) -> None:
-    the.errands(3)
-    Errand.objects.create(done=True, code="taken", place=50)
-
-    def dead(row: Errand, error: Exception) -> dict[str, Any]:
-        return {"dead": True, "code": "taken"}
-
-    run = retrying(fail, retry=Retry(max_attempts=1), failed=dead, batch_size=batch_size)
-    report = run()
-    assert_run(report, processed=2, failed=1)
-    assert str(report.failures[0].error) == "no such place"
-    row = Errand.objects.get(place=1)
-    assert (row.dead, row.attempts) == (False, 1)
-    assert sum("was recorded without" in record.getMessage() for record in caplog.records) == 1

@@ -46,20 +46,6 @@ def test_null_counts_as_no_attempt_and_the_last_one_writes_the_dead_letter(
 
 
 @the.each_way
-def test_rows_with_null_and_with_a_number_are_due_until_the_number_is_reached(
-    make: the.Make,
-) -> None:
-    rows = the.dispatches(4)
-    for row, tries in zip(rows, [None, 0, 1, 2], strict=True):
-        Dispatch.objects.filter(pk=row.pk).update(tries=tries)
-    run = make(the.always_fails, retry=the.retry(2))
-    assert_run(run(), failed=3, to_retry=2)
-    assert the.column("tries") == [1, 1, 2, 2]
-    assert_run(run(), failed=2)
-    assert_run(run())
-
-
-@the.each_way
 @pytest.mark.parametrize(
     "options", [{}, {"strict_order": True}, {"batch_size": 3}, {"concurrency": 3}], ids=str
 )
@@ -133,14 +119,6 @@ def test_a_limit_that_the_counter_cannot_reach_is_refused(make: the.Make) -> Non
     with pytest.raises(InvalidOption, match=r"Dispatch\.tries can hold, at most 32767, got 32768"):
         make(the.always_fails, retry=the.retry(FULL + 1))()
     assert the.column("tries") == [None]
-
-
-@the.each_way
-def test_a_large_counter_counts_beyond_four_bytes(make: the.Make) -> None:
-    the.dispatches(1, many_tries=2**40)
-    retry = the.retry(None, attempts="many_tries")
-    assert_run(make(the.always_fails, retry=retry)(), failed=1, to_retry=1)
-    assert the.column("many_tries") == [2**40 + 1]
 
 
 @the.each_way
@@ -267,27 +245,6 @@ def test_a_function_that_gives_no_number_fails_its_row_alone_and_costs_no_attemp
     assert (the.column("tries"), the.column("leased_until")) == ([1, 1, 0], [None] * 3)
     assert the.column("status") == ["queued", "queued", "sent"]
     assert the.column("claimed_at") == [None] * 3
-
-
-@the.each_way
-def test_a_function_tells_how_many_attempts_are_left_if_no_column_counts_them(
-    make: the.Make,
-) -> None:
-    the.dispatches(2, allowed=2)
-    Dispatch.objects.filter(place=1).update(allowed=0)
-    calls = the.Calls()
-
-    def left(row: Dispatch) -> int | None:
-        return None if row.allowed is None else row.allowed - row.priority
-
-    retry = the.retry(left, attempts=None, on_failure={"priority": 1})
-    run = make(calls.handler(), retry=retry, failed=lambda row, error: {"priority": 2})
-    assert_run(run(), failed=1, to_retry=1)
-    # AT_MOST_ONCE leaves a row claimed whose last attempt has failed: it is in doubt.
-    assert_run(run(), failed=1)
-    Dispatch.objects.update(status="queued")
-    assert_run(run())
-    assert calls.places == [0, 0]
 
 
 def test_process_batch_gets_the_rows_that_have_attempts_left() -> None:

@@ -92,15 +92,6 @@ def test_discard_without_a_dead_letter_is_a_failure_that_says_so(retry: Retry | 
     assert Errand.objects.get(place=0).done is False
 
 
-@the.all_deliveries
-def test_discard_whose_dead_letter_is_refused_is_a_failure(make: the.Make) -> None:
-    """The row stays as it is, whatever its handler has said."""
-    the.errands(1)
-    handle = the.raising(Discard("never"))
-    assert_run(make(handle, failed={"dead": True, "place": None})(), failed=1)
-    assert Errand.objects.get().dead is False
-
-
 def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
     the.errands(3)
     bad = {1, 2}
