@@ -100,28 +100,6 @@ def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() 
     assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
 
 
-def raising_at(*bad: int) -> Callable[[Rows], None]:
-    def answer(rows: Rows) -> None:
-        for row in rows:
-            if row.place in bad:
-                raise ValueError(f"place {row.place}")
-
-    return answer
-
-
-def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
-    rows = the.errands(4)
-    calls = Calls(raising_at(1))
-    run = bulk(the.at_least_once, calls, retry=the.retry(backoff=60))
-    report = run()
-    assert_run(report, processed=3, failed=1, to_retry=1)
-    assert calls.places == [[0, 1, 2, 3], [0], [1], [2], [3]]
-    assert the.places(done=True) == [0, 2, 3]
-    # One attempt, which the claim has counted.
-    assert the.state(rows[1])["attempts"] == 1
-    assert str(report.failures[0].error) == "place 1"
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), Discard("never"), Snooze()], ids=repr)
 def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) -> None:
     the.errands(4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -163,20 +162,6 @@ def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size:
         [dead.pk, sorted([dead.pk, fresh[0].pk]), [fresh[1].pk]], key=str
     )
     assert calls.index(dead.pk) < calls.index([dead.pk, fresh[0].pk])
-
-
-def test_rows_of_a_key_whose_asynchronous_call_raised_are_handled_one_at_a_time() -> None:
-    rows_of(1, 1, 1)
-    at_work: list[Any] = []
-
-    async def handle(rows: Any) -> None:
-        if len(rows) > 1 or at_work:
-            raise ValueError
-        at_work.append(rows)
-        await asyncio.sleep(0.01)
-        at_work.clear()
-
-    assert_run(keyed(process_batch=handle)(concurrency=3), processed=3, redone=3)
 
 
 @pytest.mark.parametrize("attempts", [1, 3])

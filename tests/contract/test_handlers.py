@@ -78,23 +78,6 @@ def test_a_handler_that_deletes_its_row_has_processed_it() -> None:
     assert not Parcel.objects.exists()
 
 
-def test_a_handler_that_copies_its_row_does_not_move_the_flip_to_the_copy() -> None:
-    parcels(1)
-    original = Parcel.objects.get()
-
-    def handle(row: Parcel) -> None:
-        row.pk = None
-        row.note = "copy"
-        row.sent = True
-        row._state.adding = True
-        row.save()
-
-    assert_run(processor(handle)(), processed=1)
-    original.refresh_from_db()
-    assert original.sent is True
-    assert original.note == ""
-
-
 def test_a_handler_that_leaves_its_row_pending_is_found_out_at_the_second_row() -> None:
     parcels(5)
     calls: list[int] = []

@@ -46,17 +46,6 @@ def test_what_came_instead_is_named() -> None:
         assert_settles(raising(RAISED["failed"]), two, outcome="discarded")
 
 
-def test_an_expected_failure_is_logged_without_its_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    one, two = the.errands(2)
-    assert_settles(raising(RAISED["failed"]), one, outcome="failed")
-    with pytest.raises(AssertionError):
-        assert_settles(raising(RAISED["failed"]), two)
-    assert "no address" in caplog.messages[0]
-    assert [each.exc_info is None for each in caplog.records] == [True, False]
-
-
 def test_a_row_that_waits_is_made_due_for_its_next_attempt() -> None:
     [row] = the.errands(1)
     run = raising(RAISED["failed"])
