@@ -1,4 +1,4 @@
-"""Random runs over keys, in spite of trouble, and a judge that computes what is right by itself.
+"""Random runs over keys, in spite of trouble, and a judge that computes what is right on its own.
 
 A seed selects the delivery, the mode of the keys, what the handlers do and how long they take, how
 many workers there are, and what other sessions do meanwhile. Afterwards one more run, without
