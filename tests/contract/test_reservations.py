@@ -168,32 +168,30 @@ def test_a_block_settles_its_row_unless_that_was_done(kind: Any) -> None:
 
 
 @each_kind
-def test_an_error_in_a_block_fails_its_row_and_is_raised(kind: Any) -> None:
-    [row] = the.errands(1)
-    run = make(kind, retry=the.retry(), reset={"claimed": False, "result": ""})
-    [handed] = run.reserve()
-    with pytest.raises(ValueError, match="no"), handed:
-        raise ValueError("no")
-    row.refresh_from_db()
-    assert (row.attempts, row.last_error, row.claimed) == (1, "ValueError: no", False)
-    assert (row.leased_until, row.claimed_at) == (None, None)
-    assert len(run.reserve()) == 1
-
-
-@each_kind
-def test_a_snooze_in_a_block_costs_no_attempt_and_a_discard_gives_up(kind: Any) -> None:
-    one, two = the.errands(2)
+@pytest.mark.parametrize("in_a_block", [True, False])
+def test_a_row_ends_by_what_its_block_raises_or_by_a_method(kind: Any, in_a_block: bool) -> None:
+    rows = the.errands(4)
     run = make(kind, retry=the.retry(), failed={"dead": True})
-    first, second = run.reserve(2)
-    with first:
-        raise Snooze(delay=DAY)
-    with second:
-        raise Discard("never")
-    one.refresh_from_db()
-    assert one.next_attempt_at is not None
-    assert (one.attempts, one.claimed, one.next_attempt_at > now()) == (0, False, True)
-    assert (the.state(two)["dead"], the.state(two)["leased_until"]) == (True, False)
-    assert run.reserve() == []
+    failed, snoozed, discarded, released = (again(run, each) for each in run.reserve(4))
+    if in_a_block:
+        with pytest.raises(ValueError, match="no"), failed:
+            raise ValueError("no")
+        with snoozed:
+            raise Snooze(delay=60)
+        with discarded:
+            raise Discard("never")
+    else:
+        failed.fail(ValueError("no"))
+        snoozed.snooze(60)
+        discarded.discard("never")
+    released.release()
+    said = [the.state(row) for row in rows]
+    assert [each["attempts"] for each in said] == [1, 0, 1, 0]
+    assert [each["dead"] for each in said] == [False, False, True, False]
+    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
+    left = Errand.objects.order_by("pk").values_list("next_attempt_at", "last_error")
+    assert [at is None for at, _ in left] == [False, False, True, True]
+    assert [error for _, error in left] == ["ValueError: no", "", "Discard: never", ""]
 
 
 def test_an_error_in_a_block_whose_row_was_lost_says_so() -> None:
@@ -234,24 +232,6 @@ if connection.vendor == "postgresql":
             again(run, handed).settle()
         handed.settle()
         assert the.state(row)["done"]
-
-
-@each_kind
-def test_each_way_to_end_it_works_from_a_token(kind: Any) -> None:
-    rows = the.errands(4)
-    run = make(kind, retry=the.retry(), failed={"dead": True})
-    failed, snoozed, discarded, released = (again(run, each) for each in run.reserve(4))
-    failed.fail(ValueError("no"))
-    snoozed.snooze(60)
-    discarded.discard("never")
-    released.release()
-    said = [the.state(row) for row in rows]
-    assert [each["attempts"] for each in said] == [1, 0, 1, 0]
-    assert [each["dead"] for each in said] == [False, False, True, False]
-    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
-    assert [Errand.objects.get(pk=row.pk).next_attempt_at is None for row in rows] == [
-        *(False, False, True, True)
-    ]
 
 
 def test_an_end_that_the_processor_does_not_have_is_an_error() -> None:

@@ -159,13 +159,18 @@ def rows_with_limits(**values: Any) -> None:
 @the.each_way
 @each_kind
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("has_failed", [True, False], ids=["dead letter", "none"])
 def test_each_row_has_the_attempts_that_it_is_given(
-    make: the.Make, limit: Any, batch_size: int
+    make: the.Make, limit: Any, batch_size: int, has_failed: bool
 ) -> None:
+    """Without a dead letter one without attempts left is left alone, and not reported."""
     rows_with_limits()
     calls = the.Calls()
-    options = {"failed": {"status": "failed"}, "batch_size": batch_size}
-    run = make(calls.handler(), retry=the.retry(limit), **options)
+    failed: Any = {"status": "failed"} if has_failed else None
+    if make is the.at_most_once and not has_failed:
+        # What is not put back after the last attempt is in doubt.
+        failed = lambda row, error: {"status": "queued"}  # noqa: E731
+    run = make(calls.handler(), retry=the.retry(limit), failed=failed, batch_size=batch_size)
     report = run()
     assert_run(report, failed=3, to_retry=2)
     described = {failure.max_attempts: failure.attempts for failure in report.failures}
@@ -174,30 +179,11 @@ def test_each_row_has_the_attempts_that_it_is_given(
         3: " (attempt 1 of 3, again in 0 s)",
         None: " (attempt 1, again in 0 s)",
     }
-    assert_run(run(), failed=2, to_retry=2)
-    assert_run(run(), failed=2, to_retry=1)
-    assert_run(run(), failed=1, to_retry=1)
-    assert Counter(calls.places) == {0: 1, 1: 3, 2: 4}
-    assert the.column("status") == ["failed", "failed", "queued"]
-    assert the.column("tries") == [1, 3, 4]
-
-
-@the.each_way
-@each_kind
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_without_a_dead_letter_a_row_without_attempts_left_is_left_alone_and_not_reported(
-    make: the.Make, limit: Any, batch_size: int
-) -> None:
-    rows_with_limits()
-    calls = the.Calls()
-    # What AT_MOST_ONCE does not put back after the last attempt is in doubt.
-    failed = {"failed": lambda row, error: {"status": "queued"}} if make is the.at_most_once else {}
-    run = make(calls.handler(), retry=the.retry(limit), batch_size=batch_size, **failed)
-    retried = [2, 2, 1, 1, 1]
-    for number, again in zip([3, 2, 2, 1, 1], retried, strict=True):
+    for number, again in ((2, 2), (2, 1), (1, 1), (1, 1)):
         assert_run(run(), failed=number, to_retry=again)
     assert Counter(calls.places) == {0: 1, 1: 3, 2: 5}
-    assert (the.column("tries"), the.column("status")) == ([1, 3, 5], ["queued"] * 3)
+    last = "failed" if has_failed else "queued"
+    assert (the.column("tries"), the.column("status")) == ([1, 3, 5], [last, last, "queued"])
     assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
 
 
