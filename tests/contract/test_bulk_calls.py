@@ -67,15 +67,27 @@ def test_a_row_without_a_result_in_a_mapping_has_failed(make: Make) -> None:
     assert the.places(done=True) == [0, 1, 3]
 
 
-def test_at_most_once_leaves_a_row_without_a_result_in_doubt() -> None:
-    """The service may have handled it, so it is not tried again."""
+@pytest.mark.parametrize(
+    ("answer", "in_doubt", "words"),
+    [
+        (lambda rows: {row.pk: None for row in rows if row.place != 1}, [1], "a result for row"),
+        (lambda rows: [None], [0, 1, 2], "one result for each of 3 rows, got 1"),
+    ],
+)
+def test_at_most_once_leaves_rows_in_doubt_that_have_no_result(
+    answer: Any, in_doubt: list[int], words: str
+) -> None:
+    """The service may have handled them, so they are not tried again."""
     the.errands(3)
-    calls = Calls(lambda rows: {row.pk: None for row in rows if row.place != 1})
+    calls = Calls(answer)
     options = {"retry": the.retry(), "reset": RESET, "failed": {"dead": True}}
     run = bulk(the.at_most_once, calls, **options)
-    assert_run(run(), processed=2, failed=1)
-    assert [row.place for row in run.in_doubt(older_than=0)] == [1]
+    report = run()
+    assert_run(report, processed=3 - len(in_doubt), failed=len(in_doubt))
+    assert words in str(report.failures[0].error)
+    assert [row.place for row in run.in_doubt(older_than=0)] == in_doubt
     assert_run(run())
+    assert len(calls.places) == 1
 
 
 @the.all_deliveries
@@ -86,18 +98,6 @@ def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> 
     assert_run(report, failed=2)
     assert "to return None, a list with one result for each row" in str(report.failures[0].error)
     assert the.places(done=True) == []
-
-
-def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() -> None:
-    the.errands(3)
-    options = {"retry": the.retry(), "reset": RESET, "failed": {"dead": True}}
-    calls = Calls(lambda rows: [None])
-    run = bulk(the.at_most_once, calls, **options)
-    report = run()
-    assert_run(report, failed=3)
-    assert "one result for each of 3 rows, got 1" in str(report.failures[0].error)
-    assert len(calls.places) == 1
-    assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Discard("never"), Snooze()], ids=repr)

@@ -178,27 +178,16 @@ class Shared:
 # SQLite has one writer: while that transaction is open, the run can claim no other row.
 if connection.features.has_select_for_update:
 
-    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail() -> None:
-        the.errands(4)
-        shared = Shared(end=None)
-
-        async def handle(row: Errand) -> None:
-            await shared(row)
-
-        report = leasing(handle)(concurrency=2)
-        assert_run(report, processed=2, failed=2, to_retry=2)
-        assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
-        assert worked() == [2, 3]
-
-    def test_no_row_passes_between_the_rollback_and_its_note(
-        monkeypatch: pytest.MonkeyPatch,
+    @pytest.mark.parametrize("is_late", [False, True])
+    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail(
+        is_late: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The other call looks for a transaction many times before the rollback is known."""
+        """Late, the other call looks for a transaction many times before its end is known."""
         end = SharedSessions._end
 
         async def end_late(sessions: SharedSessions) -> bool:
             ended = await end(sessions)
-            await asyncio.sleep(20 * PAUSE)
+            await asyncio.sleep(20 * PAUSE * is_late)
             return ended
 
         monkeypatch.setattr(SharedSessions, "_end", end_late)
@@ -208,7 +197,9 @@ if connection.features.has_select_for_update:
         async def handle(row: Errand) -> None:
             await shared(row)
 
-        assert_run(leasing(handle)(concurrency=2), processed=2, failed=2, to_retry=2)
+        report = leasing(handle)(concurrency=2)
+        assert_run(report, processed=2, failed=2, to_retry=2)
+        assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
         assert worked() == [2, 3]
 
     def test_a_transaction_that_its_handler_commits_later_fails_no_row() -> None:
