@@ -15,14 +15,16 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
-from threading import Event, Semaphore, Thread
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -36,9 +38,9 @@ from dcl_processor import (
     Snooze,
     batch_processor,
 )
-from tests.contract.support.errands import PENDING
+from tests.contract.support.errands import PENDING, meanwhile
 from tests.models import Errand
-from tests.waiting import PATIENCE, join
+from tests.waiting import PATIENCE
 
 BEGIN, _, END = os.environ.get("SEEDS", "60").rpartition(":")
 SEEDS = range(int(BEGIN or 0), int(END))
@@ -143,12 +145,6 @@ class World:
         self.faults: list[str] = []
         self._lock = threading.Lock()
 
-    def __str__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if name[0] != "_"}
-        for name in ("calls", "faults", "rows", "keys", "dice"):
-            del shown[name]
-        return f"{shown}"
-
     def play(self) -> list[str]:
         """Return what is wrong."""
         Errand.objects.all().delete()
@@ -168,45 +164,26 @@ class World:
     def _run(self, phase: Phase) -> None:
         is_over, stop = Event(), Event()
         trouble = self._trouble(is_over) if phase.has_trouble else ()
-        others = [self._started(act) for act in trouble]
-        workers = [self._started(self._worker(phase, name, stop)) for name in phase.workers]
-        if phase.stop_after is not None:
-            time.sleep(phase.stop_after)
-            stop.set()
-        try:
-            for thread in workers:
-                join(thread)
+        with ExitStack() as others:
+            results = [others.enter_context(meanwhile(act)) for act in trouble]
+            others.callback(is_over.set)
+            with ExitStack() as workers:
+                runs = [partial(self._work, name, phase, stop) for name in phase.workers]
+                reports = [workers.enter_context(meanwhile(run)) for run in runs]
+                if phase.stop_after is not None:
+                    time.sleep(phase.stop_after)
+                    stop.set()
             phase.rows = {row.pk: row for row in Errand.objects.all()}
-        finally:
-            is_over.set()
-        for thread in others:
-            join(thread)
+        ended = [each for some in (*results, *reports) for each in some]
+        self.faults += [repr(each) for each in ended if isinstance(each, BaseException)]
+        phase.reports = {name: each for name, [each] in zip(phase.workers, reports, strict=True)}
         if not self.faults:
             self.faults += Judge(self, phase).faults()
 
-    def _started(self, act: Callable[[], object]) -> Thread:
-        def work() -> None:
-            try:
-                act()
-            except Exception as error:  # noqa: BLE001  # which is a fault
-                self.faults.append(repr(error))
-            finally:
-                connections.close_all()
-
-        thread = Thread(target=work, daemon=True)
-        thread.start()
-        return thread
-
-    def _worker(self, phase: Phase, name: str, stop: Event) -> Callable[[], None]:
-        def run() -> None:
-            phase.reports[name] = self.processor(name)(
-                concurrency=self.concurrency,
-                limit=phase.limit,
-                wait_for_locked=phase.wait,
-                stop=stop,
-            )
-
-        return run
+    def _work(self, name: str, phase: Phase, stop: Event) -> Report:
+        return self.processor(name)(
+            concurrency=self.concurrency, limit=phase.limit, wait_for_locked=phase.wait, stop=stop
+        )
 
     # --- the handlers
 
@@ -301,18 +278,18 @@ class World:
             elif trouble == "row lock":
                 self._touch(rows)
                 locking = mine.order_by("pk").select_for_update(no_key=True)
-                yield self._holding(lambda rows=locking: [*rows], ready, is_over, seconds)  # type: ignore[misc]  # a default
+                yield partial(self._hold, partial(list, locking), ready, is_over, seconds)
                 ready.acquire(timeout=PATIENCE)
             elif trouble == "key lock" and self.mode != "plain":
                 self._touch(rows[:1])
-                lock, key = self.processor("locker").lock_key, rows[0].place
-                yield self._holding(lambda lock=lock, key=key: lock(key), ready, is_over, seconds)  # type: ignore[misc]  # a default
+                lock = partial(self.processor("locker").lock_key, rows[0].place)
+                yield partial(self._hold, lock, ready, is_over, seconds)
                 ready.acquire(timeout=PATIENCE)
             elif trouble == "move":
                 moves = [(row, self.dice.choice(self.keys)) for row in rows]
                 self._touch(rows)
                 self.troubled |= {key for _, key in moves}
-                yield lambda moves=moves: self._move(moves, is_over)  # type: ignore[misc]  # a default
+                yield partial(self._move, moves, is_over)
 
     def _touch(self, rows: Sequence[Errand]) -> None:
         self.troubled |= {row.place for row in rows}
@@ -323,16 +300,11 @@ class World:
         self.held |= {row.pk for row in rows if are_held}
 
     @staticmethod
-    def _holding(
-        lock: Callable[[], object], ready: Semaphore, is_over: Event, seconds: float
-    ) -> Callable[[], None]:
-        def hold() -> None:
-            with transaction.atomic():
-                lock()
-                ready.release()
-                is_over.wait(seconds)
-
-        return hold
+    def _hold(lock: Callable[[], object], ready: Semaphore, is_over: Event, seconds: float) -> None:
+        with transaction.atomic():
+            lock()
+            ready.release()
+            is_over.wait(seconds)
 
     @staticmethod
     def _move(moves: list[tuple[Errand, int]], is_over: Event) -> None:
@@ -500,6 +472,8 @@ def test_every_delivery_and_mode_keeps_to_the_keys_in_spite_of_trouble(
     for seed in SEEDS:
         world = World(seed)
         faults = world.play()
-        assert not faults, "\n".join([f"SEEDS={seed}:{seed + 1}", f"{world}", *faults])
+        assert not faults, "\n".join(
+            [f"SEEDS={seed}:{seed + 1}: {world.delivery}, {world.mode}, {world.troubles}", *faults]
+        )
         met.add((world.delivery, world.mode))
     assert "SEEDS" in os.environ or len(met) == len(DELIVERIES) * len(MODES)
