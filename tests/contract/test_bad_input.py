@@ -191,7 +191,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     *(
         (
-            lambda options=options: errands(**options).in_doubt(older_than=60),  # type: ignore[misc]  # a default
+            lambda options=options: errands(**options).in_doubt(older_than=60),
             r"expected claim=… and claimed_at=… .* got a processor without both",
         )
         for options in ({}, {"delivery": MOST}, CLAIMING)
@@ -202,20 +202,20 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     *(
         (
-            lambda age=age: errands(**BY_CLAIM).in_doubt(older_than=age),  # type: ignore[misc]  # a default
+            lambda age=age: errands(**BY_CLAIM).in_doubt(older_than=age),
             "expected older_than to be a number of seconds",
         )
         for age in (-1, "1h", None, True, float("nan"), timedelta(-1))
     ),
     *(
         (
-            lambda options=options: errands(**options).in_progress(),  # type: ignore[misc]  # a default
+            lambda options=options: errands(**options).in_progress(),
             r"expected a lease, or claim=… and claimed_at=…, for",
         )
         for options in ({}, CLAIMING)
     ),
     *(
-        (lambda options=options: errands(**options).reserve(), HANDED_OUT)  # type: ignore[misc]  # a default
+        (lambda options=options: errands(**options).reserve(), HANDED_OUT)
         for options in ({}, {"delivery": MOST}, CLAIMING)
     ),
     (lambda: errands().reservation(""), HANDED_OUT),
@@ -225,7 +225,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     *(
         (
-            lambda limit=limit: errands(**LEASING).reserve(limit),  # type: ignore[misc]  # a default
+            lambda limit=limit: errands(**LEASING).reserve(limit),
             r"expected reserve\(\)'s limit to be a whole number",
         )
         for limit in (0, 1.5, True, 1_001, None)
