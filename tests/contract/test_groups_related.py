@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Event
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.registry import Found
 from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
-from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
+from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
-from tests.contract.support.groups import after_first, grouped, rows_of
+from tests.contract.support.groups import after_first, at_work, grouped, rows_of, run_beside
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
@@ -56,34 +55,8 @@ def parcels_of(*places: int) -> tuple[list[Depot], list[Any]]:
     return depots, [Parcel.objects.create(depot=depots[place]) for place in places]
 
 
-@contextmanager
-def at_work(delivery: str, **options: Any) -> Iterator[None]:
-    """Have another worker in the handler of one row."""
-    here, go_on = Event(), Event()
-    row = options.pop("row", None)
-
-    def handler(_: Parcel) -> None:
-        here.set()
-        wait(go_on)
-
-    def run() -> Report:
-        filter = None if row is None else only(row)
-        return by_depot(delivery, handler, **options)(limit=1, wait_for_locked=0, filter=filter)
-
-    with meanwhile(run) as reports:
-        try:
-            wait(here)
-            yield
-        finally:
-            go_on.set()
-    assert isinstance(reports[0], Report), reports[0]
-    assert reports[0].processed == 1
-
-
-def run_beside(delivery: str, *, order: bool = False, **run: Any) -> tuple[Report, list[int]]:
-    handled: list[int] = []
-    worker = by_depot(delivery, lambda row: handled.append(row.pk), in_order=order)
-    return worker(**{"wait_for_locked": 0, **run}), handled
+def keyed(order: bool) -> Any:
+    return partial(by_depot, in_order=order)
 
 
 def rides_of(relation: str) -> tuple[list[Any], list[Ride]]:
@@ -125,12 +98,12 @@ if HAS_ROW_LOCKS:
         started: list[Any] = []
 
         def claim_the_first() -> None:
-            work = at_work(delivery, row=one, in_order=order)
+            work = at_work(keyed(order), delivery, filter=only(one))
             started.extend([work, work.__enter__()])
 
         try:
             with before_statement(is_key_lock, claim_the_first):
-                report, handled = run_beside(delivery, order=order)
+                report, handled = run_beside(keyed(order), delivery)
             assert handled == []
             assert report.held > 0
         finally:
@@ -143,10 +116,10 @@ if HAS_ROW_LOCKS:
         reports: list[tuple[Report, list[int]]] = []
 
         def run_another() -> None:
-            reports.append(elsewhere(lambda: run_beside(delivery, order=order)))
+            reports.append(elsewhere(lambda: run_beside(keyed(order), delivery)))
 
         with before_statement(after_first(is_key_lock), run_another):
-            report, handled = run_beside(delivery, order=order)
+            report, handled = run_beside(keyed(order), delivery)
         assert_run(report, processed=2)
         assert len(handled) == 2
         assert_run(reports[0][0], held=2)
@@ -159,10 +132,10 @@ if HAS_ROW_LOCKS:
         with transaction.atomic():
             by_depot(delivery).lock_key(depots[0])
             earlier = Parcel.objects.create(pk=one.pk - 1, depot=depots[0])
-            report, handled = elsewhere(lambda: run_beside(delivery, order=order))
+            report, handled = elsewhere(lambda: run_beside(keyed(order), delivery))
             assert handled == [other.pk]
             assert_run(report, processed=1, held=1)
-        assert run_beside(delivery, order=order)[1] == [earlier.pk, one.pk]
+        assert run_beside(keyed(order), delivery)[1] == [earlier.pk, one.pk]
 
     @pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
     @pytest.mark.parametrize("part", [0, -1], ids=["its own part", "its root's part"])
@@ -223,7 +196,7 @@ if HAS_GATE:
                 Parcel.objects.create(depot=depots[0])
 
         with before_statement(after_first(is_key_lock), lambda: elsewhere(insert)):
-            report, _ = run_beside(delivery)
+            report, _ = run_beside(by_depot, delivery)
         assert report.processed >= 2
         assert Parcel.objects.count() == 3
 
