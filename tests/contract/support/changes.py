@@ -51,12 +51,6 @@ def unscanned() -> Parcel:
     return row
 
 
-def with_receipt() -> Parcel:
-    row: Parcel = parcel()()
-    Receipt.objects.create(parcel=row)
-    return row
-
-
 def in_view() -> OpenParcel:
     row = Parcel.objects.create(depot=Depot.objects.create())
     return OpenParcel.objects.get(pk=row.pk)

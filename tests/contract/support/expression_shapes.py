@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from django.db.models import (
-    BooleanField,
-    Case,
-    Count,
-    Exists,
-    Func,
-    OuterRef,
-    Subquery,
-    Value,
-    When,
-    Window,
-)
+from django.db.models import BooleanField, Case, Count, Exists, Func, OuterRef, Value, When, Window
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Greatest, RowNumber
+from django.db.models.functions import RowNumber
 
 from tests.contract.support.changes import (
     add_scan,
@@ -61,11 +50,6 @@ SUBQUERIES = [
     ),  # no input
     span("exists", parcels.filter(Exists(scans)), leave=spoil_scans),
     span("not exists", parcels.filter(~Exists(scans)), unscanned, leave=add_scan),
-    span(
-        "subquery",
-        parcels.filter(depot=Subquery(depot.filter(open=True).values("pk")[:1])),
-        leave=close_depot,
-    ),
     span("keys of the same table", Parcel.objects.filter(pk__in=parcels.values("pk"))),
     span(
         "keys of a slice",
@@ -114,11 +98,6 @@ ANNOTATIONS = [
         ),
         leave=close_depot,
     ),
-    span(
-        "function of the row",
-        parcels.annotate(most=Greatest("tries", "priority")).filter(most__lt=9),
-        is_double=False,
-    ),
     span("distinct", parcels.filter(scans__ok=True).distinct(), leave=spoil_scans, is_double=False),
     span(
         "distinct and ordered across",
@@ -131,11 +110,6 @@ ANNOTATIONS = [
         parcels.annotate(n=Count("scans")).order_by("-n"),
         is_double=False,
         options={"strict_order": True},
-    ),
-    span(
-        "select related and asked",
-        parcels.filter(depot__open=True).select_related("depot"),
-        leave=close_depot,
     ),
     span(
         "document",

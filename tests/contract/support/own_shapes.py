@@ -122,7 +122,6 @@ MODELS = [
 LOADING = [
     own("locking queryset", parcels.select_for_update(nowait=True)),
     own("using", Parcel.objects.using("other").filter(sent=False), using="other"),
-    own("using an option", parcels, options={"using": "other"}, using="other"),
     own("filter", parcels, filter=Q(weight=5)),
     own(
         "related manager",
@@ -135,7 +134,6 @@ LOADING = [
 ORDERS = [
     own("order across a relation", parcels.order_by("depot__name", "-scans__id")),
     own("random order", parcels.order_by("?")),
-    own("order of the model", Priced.objects.filter(sent=False), Priced.objects.create),
     own(
         "order of the model across a relation",
         Visit.objects.filter(done=False),

@@ -11,12 +11,10 @@ from tests.contract.support.changes import (
     close_depot,
     inspect_trailer,
     inspect_vehicle,
-    print_receipt,
     remove_tags,
     shifted,
     spoil_scans,
     tagged,
-    with_receipt,
     write_receipt,
 )
 from tests.contract.support.own_shapes import parcel
@@ -34,11 +32,6 @@ def span(name: str, pending: Any, make: Callable[[], Any] | None = None, **more:
 parcels = Parcel.objects.filter(sent=False)
 RELATIONS = [
     span("foreign key", parcels.filter(depot__open=True), leave=close_depot),
-    span(
-        "nullable foreign key",
-        parcels.filter(Q(depot=None) | Q(depot__open=True)),
-        leave=close_depot,
-    ),
     span("reverse foreign key", parcels.filter(scans__ok=True), leave=spoil_scans),
     span("many to many", parcels.filter(tags__name="red"), tagged, leave=remove_tags),
     span(
@@ -64,13 +57,6 @@ RELATIONS = [
 ]
 
 FLAGS_BESIDE = [
-    span(
-        "flag in a one-to-one row",
-        Parcel.objects.filter(receipt__printed=False),
-        with_receipt,
-        done=None,
-        finish=print_receipt,
-    ),
     span(
         "flag in a foreign row",
         Parcel.objects.filter(depot__open=True),
