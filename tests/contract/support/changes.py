@@ -31,10 +31,6 @@ def remove_tags(pk: Any, using: str) -> object:
     return Parcel.tags.through.objects.using(using).filter(parcel=pk).delete()
 
 
-def print_receipt(pk: Any, using: str) -> object:
-    return Receipt.objects.using(using).filter(parcel=pk).update(printed=True)
-
-
 def write_receipt(pk: Any, using: str) -> object:
     return Receipt.objects.using(using).create(parcel_id=pk)
 
