@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from dcl_processor.candidates import question
-from dcl_processor.engine import claim, key_claim, session
+from dcl_processor.engine import claim, session
 
 #: An object, and the name of an attribute that is replaced.
 Seam = tuple[Any, str]
 
 IS_OWN_TABLE: Seam = (question, "is_own_table")
 LOCK_CLAUSE: Seam = (claim, "lock_clause")
-KEY_LOCK: Seam = (key_claim, "_locking")
 SEND_TOGETHER: Seam = (session, "send_together")
 IS_OBSERVED: Seam = (session, "is_observed")
 

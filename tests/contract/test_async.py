@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
-from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
@@ -149,20 +147,6 @@ def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> 
 
 
 @each_delivery
-def test_handlers_may_ask_the_database(make: Make) -> None:
-    """In a thread of their own, whose connection is closed when the run ends."""
-    rows = the.errands(4)
-    before = the.sessions()
-
-    async def handle(row: Errand) -> None:
-        await Errand.objects.filter(pk=row.pk).aupdate(result="work")
-
-    assert_run(make(handle)(concurrency=2), processed=4)
-    assert [the.state(row)["result"] for row in rows] == ["work"] * 4
-    until(lambda: the.sessions() <= before)
-
-
-@each_delivery
 def test_a_run_from_an_async_view_does_not_wait_for_itself(make: Make) -> None:
     """The view's only thread for database calls is the one that the run is in."""
     the.errands(2)
@@ -288,29 +272,6 @@ def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make
     assert_run(report, processed=40)
     # Those whose handlers have ended, and that are just being settled, besides.
     assert max(claimed) <= 2 * 6
-
-
-@each_delivery
-def test_rows_are_not_claimed_one_by_one(make: Make) -> None:
-    """Handlers that end one after the other, as they do under way, make no claim each."""
-    the.errands(40)
-    tickets = iter(range(1, 1000))
-
-    async def handle(row: Errand) -> None:
-        turn = next(tickets)
-        for _ in range(turn % 9):
-            await asyncio.sleep(0)
-
-    processor = make(handle)
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(processor.run(concurrency=8), processed=40)
-    locks = [
-        each["sql"]
-        for each in queries
-        if "SKIP LOCKED" in each["sql"] or each["sql"].startswith("BEGIN")
-    ]
-    # 8 rows first, and then two at least, where one by one would make more than 40.
-    assert 0 < len(locks) < 3 * (1 + (40 - 8) // 2)
 
 
 class Shop:

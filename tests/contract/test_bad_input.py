@@ -28,6 +28,7 @@ MOST, LEAST = Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE
 CLAIMING: dict[str, Any] = {"delivery": MOST, "claim": {"claimed": True}}
 BY_CLAIM: dict[str, Any] = {**CLAIMING, "claimed_at": "claimed_at"}
 LEASING: dict[str, Any] = {"delivery": LEAST, "lease": Lease(30)}
+MARKING: dict[str, Any] = {**BY_CLAIM, **LEASING, "reset": {"claimed": False}}
 
 deliveries = pytest.mark.parametrize(
     "delivery", [{}, BY_CLAIM, LEASING], ids=["transactional", "at_most_once", "at_least_once"]
@@ -143,29 +144,99 @@ def test_a_resource_for_async_code_is_refused_to_a_plain_handler(delivery: dict[
     assert columns(errand) == before
 
 
-def test_a_row_can_be_requeued_only_by_who_knows_how() -> None:
-    with pytest.raises(
-        InvalidOption, match=r"expected reset=… for requeue\(\), got a processor without reset"
-    ):
-        errands().requeue(Errand.objects.all())
+async def never_async(row: Any) -> None: ...
 
 
-@pytest.mark.parametrize("options", [{}, LEASING, {"delivery": MOST}, CLAIMING], ids=str)
-def test_only_claims_with_their_time_can_be_in_doubt(options: dict[str, Any]) -> None:
-    words = r"expected claim=… and claimed_at=… .* got a processor without both"
-    with pytest.raises(InvalidOption, match=words):
-        errands(**options).in_doubt(older_than=60)
+#: Options that a definition refuses, each in words of its own.
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    *(({"handler_timeout": each}, "handler_timeout to be a number of s") for each in (0.01, "5")),
+    *(({"max_workers": each}, "max_workers to be a whole number of workers") for each in (0, 1.5)),
+    ({"pending_since": 3}, "expected pending_since to be the name of a column"),
+    ({"process_batch": never_async}, "expected a plain function, got 'async def never_async'"),
+    ({"taken_over": never}, "no taken_over with TRANSACTIONAL, whose rows have no"),
+    ({**BY_CLAIM, "taken_over": never}, "no taken_over with AT_MOST_ONCE, whose rows have no"),
+    ({**LEASING, "taken_over": lambda: None}, "taken_over to be a function of one row"),
+    ({**LEASING, "taken_over": 7}, "taken_over to be a function of one row, got 7"),
+    ({**LEASING, "taken_over": never_async}, "taken_over to be a plain function, as the handler"),
+    ({"in_order": True}, "expected in_order together with group_by"),
+    ({"max_per_group": 2}, "expected max_per_group together with group_by"),
+    ({"lock_related": True}, "expected lock_related together with group_by"),
+    ({"group_by": "place", "lock_related": 1}, "expected lock_related to be True or False"),
+    ({"group_by": "place", "in_order": True, "max_per_group": 2}, "max_per_group=1 or None with"),
+    ({"group_by": "place", "in_order": True, "batch_size": 2}, "batch_size=1 with in_order"),
+    ({"group_by": "place", "in_order": True, "repeats": True}, "in_order or repeats"),
+    ({"group_by": "place", "strict_order": True}, "group_by or strict_order"),
+    ({"group_by": "place", "max_per_group": 0}, "a whole number of rows in flight from 1"),
+    ({"group_by": 1}, "the name of a column"),
+    ({"group_by": "place", "delivery": MOST}, "claim=… and claimed_at=… with group_by"),
+]
 
 
-def test_only_rows_with_a_known_flip_can_be_marked_done() -> None:
-    with pytest.raises(InvalidOption, match="where done=… is not a mapping, got no values"):
-        errands(**{**CLAIMING, "done": None}).mark_done(Errand.objects.all())
+@pytest.mark.parametrize(("options", "words"), OPTIONS, ids=[words for _, words in OPTIONS])
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((InvalidOption, Unsupported), match=words):
+        errands(**options)
 
 
-@pytest.mark.parametrize("older_than", [-1, "1h", None, True, float("nan"), timedelta(-1)], ids=str)
-def test_an_age_is_a_number_of_seconds(older_than: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"expected older_than to be a number of seconds"):
-        errands(**BY_CLAIM).in_doubt(older_than=older_than)
+HANDED_OUT = r"expected a processor with a lease, or with claim=… and claimed_at=…, for reserv"
+#: What a processor has no answer to, with the reason.
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (
+        lambda: errands().requeue(Errand.objects.all()),
+        r"expected reset=… for requeue\(\), got a processor without reset",
+    ),
+    (
+        lambda: errands(**{**CLAIMING, "done": None}).mark_done(Errand.objects.all()),
+        "where done=… is not a mapping, got no values",
+    ),
+    *(
+        (
+            lambda options=options: errands(**options).in_doubt(older_than=60),
+            r"expected claim=… and claimed_at=… .* got a processor without both",
+        )
+        for options in ({}, {"delivery": MOST}, CLAIMING)
+    ),
+    (
+        lambda: errands(**MARKING).in_doubt(older_than=60),
+        r"expected a processor without a lease for in_doubt\(\), got Lease\(.*in_progress\(\)",
+    ),
+    *(
+        (
+            lambda age=age: errands(**BY_CLAIM).in_doubt(older_than=age),
+            "expected older_than to be a number of seconds",
+        )
+        for age in (-1, "1h", None, True, float("nan"), timedelta(-1))
+    ),
+    *(
+        (
+            lambda options=options: errands(**options).in_progress(),
+            r"expected a lease, or claim=… and claimed_at=…, for",
+        )
+        for options in ({}, CLAIMING)
+    ),
+    *(
+        (lambda options=options: errands(**options).reserve(), HANDED_OUT)
+        for options in ({}, {"delivery": MOST}, CLAIMING)
+    ),
+    (lambda: errands().reservation(""), HANDED_OUT),
+    (
+        lambda: errands(**LEASING, taken_over=never).reserve(),
+        r"expected a processor without taken_over\(\) for ",
+    ),
+    *(
+        (
+            lambda limit=limit: errands(**LEASING).reserve(limit),
+            r"expected reserve\(\)'s limit to be a whole number",
+        )
+        for limit in (0, 1.5, True, 1_001, None)
+    ),
+]
+
+
+@pytest.mark.parametrize(("act", "words"), REFUSED)
+def test_what_a_processor_cannot_do_is_refused(act: Callable[[], object], words: str) -> None:
+    with pytest.raises((InvalidOption, Unsupported), match=words):
+        act()
 
 
 @pytest.mark.parametrize("method", ["requeue", "mark_done"])

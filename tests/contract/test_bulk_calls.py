@@ -12,12 +12,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Snooze
-from dcl_processor.exceptions import TransactionLeftOpen, Unsupported
 from tests.contract.support import errands as the
-from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import execute
 from tests.models import Errand
 
 pytestmark = [
@@ -70,26 +67,27 @@ def test_a_row_without_a_result_in_a_mapping_has_failed(make: Make) -> None:
     assert the.places(done=True) == [0, 1, 3]
 
 
-def test_at_most_once_leaves_a_row_without_a_result_in_doubt() -> None:
-    """The service may have handled it, so it is not tried again."""
+@pytest.mark.parametrize(
+    ("answer", "in_doubt", "words"),
+    [
+        (lambda rows: {row.pk: None for row in rows if row.place != 1}, [1], "a result for row"),
+        (lambda rows: [None], [0, 1, 2], "one result for each of 3 rows, got 1"),
+    ],
+)
+def test_at_most_once_leaves_rows_in_doubt_that_have_no_result(
+    answer: Any, in_doubt: list[int], words: str
+) -> None:
+    """The service may have handled them, so they are not tried again."""
     the.errands(3)
-    calls = Calls(lambda rows: {row.pk: None for row in rows if row.place != 1})
+    calls = Calls(answer)
     options = {"retry": the.retry(), "reset": RESET, "failed": {"dead": True}}
     run = bulk(the.at_most_once, calls, **options)
-    assert_run(run(), processed=2, failed=1)
-    assert [row.place for row in run.in_doubt(older_than=0)] == [1]
+    report = run()
+    assert_run(report, processed=3 - len(in_doubt), failed=len(in_doubt))
+    assert words in str(report.failures[0].error)
+    assert [row.place for row in run.in_doubt(older_than=0)] == in_doubt
     assert_run(run())
-
-
-@the.all_deliveries
-def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
-    the.errands(1)
-    report = bulk(make, Calls(lambda rows: {str(rows[0].pk): None}))()
-    assert_run(report, failed=1)
-    [error] = [each.error for each in report.failures]
-    assert isinstance(error, Unsupported)
-    assert "keys are primary keys of the rows" in str(error)
-    assert the.places(done=True) == []
+    assert len(calls.places) == 1
 
 
 @the.all_deliveries
@@ -100,40 +98,6 @@ def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> 
     assert_run(report, failed=2)
     assert "to return None, a list with one result for each row" in str(report.failures[0].error)
     assert the.places(done=True) == []
-
-
-def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() -> None:
-    the.errands(3)
-    options = {"retry": the.retry(), "reset": RESET, "failed": {"dead": True}}
-    calls = Calls(lambda rows: [None])
-    run = bulk(the.at_most_once, calls, **options)
-    report = run()
-    assert_run(report, failed=3)
-    assert "one result for each of 3 rows, got 1" in str(report.failures[0].error)
-    assert len(calls.places) == 1
-    assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
-
-
-def raising_at(*bad: int) -> Callable[[Rows], None]:
-    def answer(rows: Rows) -> None:
-        for row in rows:
-            if row.place in bad:
-                raise ValueError(f"place {row.place}")
-
-    return answer
-
-
-def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
-    rows = the.errands(4)
-    calls = Calls(raising_at(1))
-    run = bulk(the.at_least_once, calls, retry=the.retry(backoff=60))
-    report = run()
-    assert_run(report, processed=3, failed=1, to_retry=1)
-    assert calls.places == [[0, 1, 2, 3], [0], [1], [2], [3]]
-    assert the.places(done=True) == [0, 2, 3]
-    # One attempt, which the claim has counted.
-    assert the.state(rows[1])["attempts"] == 1
-    assert str(report.failures[0].error) == "place 1"
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Discard("never"), Snooze()], ids=repr)
@@ -153,54 +117,6 @@ def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) ->
             assert_run(report, failed=4)
             assert the.places(dead=True) == [0, 1, 2, 3]
     assert the.places(done=True) == []
-
-
-def test_a_timeout_ends_the_calls_of_single_rows_too(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The error of the call is in the log: no row is called alone any more that would show it."""
-    rows = the.errands(4)
-
-    def handle(given: Rows) -> None:
-        if len(given) > 1:
-            raise ValueError("no answer")
-        clock.passed = HOUR
-
-    run = bulk(the.at_least_once, handle, retry=the.retry())
-    assert_run(run(timeout=HOUR), processed=1, stopped="timeout")
-    assert "a call of process_batch() for 4 rows raised" in caplog.text
-    assert "ValueError('no answer')" in caplog.text
-    assert all(the.untouched(row) for row in rows[1:])
-
-
-@each_delivery
-def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make) -> None:
-    rows = the.errands(3)
-    options = {"retry": the.retry()} if make is the.at_least_once else {}
-    run = bulk(make, the.raising(KeyboardInterrupt()), **options)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    if make is the.at_least_once:
-        assert all(the.untouched(row) for row in rows)
-    else:
-        assert run.in_doubt(older_than=0).count() == 3
-
-
-@each_delivery
-def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) -> None:
-    the.errands(3)
-
-    def handle(given: Rows) -> None:
-        if connection.vendor == "mysql":
-            execute("START TRANSACTION")
-        else:
-            connection.set_autocommit(False)
-        Errand.objects.filter(pk=given[0].pk).update(result="worked")
-
-    report = bulk(make, handle)()
-    assert_run(report, failed=3)
-    assert {type(each.error) for each in report.failures} == {TransactionLeftOpen}
-    assert the.places(result="worked") == the.places(done=True) == []
 
 
 class Line(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
@@ -287,10 +203,3 @@ def test_concurrency_counts_calls(make: Make) -> None:
     assert max(most) == 3
     assert sorted(sizes) == [3, 5, 5, 5, 5]
     assert the.places(done=True, leased_until=None, claimed_at=None) == list(range(23))
-
-
-def test_transactional_is_refused() -> None:
-    async def handle(given: Rows) -> None: ...
-
-    with pytest.raises(Unsupported, match=r"expected a plain function, got 'async def handle'"):
-        in_fives(the.transactional, handle)

@@ -14,11 +14,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor != "sqlite", reason="a read waits only in SQLite"),
-]
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core import checks
-from django.db import connection, transaction
+from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 
@@ -145,11 +145,6 @@ else:
         assert handled == []
         assert Errand.objects.filter(leased_until=None, done=False).count() == 1
 
-    def test_so_it_is_where_the_columns_are_in_such_a_zone(handled: list[int]) -> None:
-        with connected({}, time_zone="Europe/Berlin"):
-            assert "local time of Europe/Berlin on 'default'" in refused(handled)
-        assert handled == []
-
     @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/Phoenix"])
     def test_a_zone_whose_clocks_never_change_is_fine(zone: str) -> None:
         rows = the.errands(3)
@@ -269,16 +264,6 @@ def test_a_row_is_snoozed_until_a_time_that_django_writes(zone: None, use_tz: bo
     assert_run(the.at_least_once(the.ignore, retry=the.retry())(), processed=len(rows))
 
 
-def test_in_doubt_counts_from_a_time_that_django_writes(zone: None, use_tz: bool) -> None:
-    old, new = the.errands(2, claimed=True)
-    for row, minutes in ((old, 10), (new, 1)):
-        since = timezone.now() - timedelta(minutes=minutes)
-        Errand.objects.filter(pk=row.pk).update(claimed_at=since)
-    run = the.at_most_once(the.ignore)
-    assert list(run.in_doubt(older_than=timedelta(minutes=5))) == [old]
-    assert list(run.in_doubt(older_than=timedelta(minutes=20))) == []
-
-
 @pytest.mark.parametrize("hours", [-7, 7])
 def test_this_process_may_have_the_wrong_time(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock is asked for nothing: neither for a lease nor for a delay."""
@@ -298,12 +283,6 @@ def test_this_process_may_have_the_wrong_time(hours: int, monkeypatch: pytest.Mo
     assert_run(the.at_least_once(handle, lease=Lease(30))(), processed=1)
     assert counts == [0]
     assert the.state(row)["done"]
-
-
-def test_the_clock_moves_within_a_transaction() -> None:
-    with transaction.atomic():
-        first = read()
-        until(lambda: read() > first)
 
 
 if connection.vendor == "sqlite":

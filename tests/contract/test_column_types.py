@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections
 
 from dcl_processor.engine.source import Source
-from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import core
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import temporary
@@ -157,17 +157,6 @@ if connection.vendor == "postgresql":
         with of_type(column, kind, before):
             core.Core(Typed.objects.all(), delivery, size, states).check(caplog)
 
-    @core.three_deliveries
-    @core.each_size
-    def test_a_column_may_be_an_identity(
-        delivery: str, size: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """It takes no value from anyone."""
-        states, _ = rows_of("")
-        change = "ALTER TABLE kinds_typed ALTER COLUMN place"
-        with temporary(f"{change} ADD GENERATED ALWAYS AS IDENTITY", f"{change} DROP IDENTITY"):
-            core.Core(Typed.objects.all(), delivery, size, states).check(caplog)
-
     @pytest.mark.parametrize(
         ("column", "delivery"), [("leased_until", "lease"), ("claimed_at", "claim")]
     )
@@ -176,16 +165,6 @@ if connection.vendor == "postgresql":
         with of_type(column, "timestamp", "timestamptz"):
             tested = core.Core(Typed.objects.all(), delivery, 1, states)
             with pytest.raises(InvalidOption, match=r"to keep the time zone, .* with a time zone"):
-                tested.run()
-        assert tested.calls == []
-
-    @pytest.mark.parametrize("name", sorted({*HERE} - {"text"}))
-    def test_a_group_key_of_another_type_is_refused(name: str) -> None:
-        """Its equal values might have several spellings, and a lock each."""
-        states, _ = rows_of("owner", name)
-        with of_type("owner", HERE[name][0]):
-            tested = core.Core(Typed.objects.all(), "transactional", 1, states, group_by="owner")
-            with pytest.raises(Unsupported, match="a text whose equal values have one spelling"):
                 tested.run()
         assert tested.calls == []
 

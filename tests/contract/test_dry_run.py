@@ -87,10 +87,6 @@ def test_the_filter_and_the_limit_are_those_of_a_run() -> None:
         run.dry_run(using="nowhere")
 
 
-def test_with_nothing_pending_it_says_so() -> None:
-    assert str(processor(never).dry_run()) == "tests.never: dry run: nothing pending"
-
-
 def test_counts_have_an_end() -> None:
     found = DryRun(name="shop.send", pending=MOST_COUNTED + 1, due=MOST_COUNTED + 1, first=(1, 2))
     assert "would try 10000+ of 10000+ pending rows, first 1, 2; no flip" in str(found)
@@ -127,14 +123,6 @@ def test_it_raises_what_the_run_would_raise(make: the.Make) -> None:
         words = r"outside any transaction.* got one inside transaction.atomic\(\) on 'default'"
         raises(InsideTransaction, words, make(never))
     assert make(never, max_pending=3).dry_run(limit=3).rows == 3
-
-
-def test_it_raises_the_error_of_a_flip_of_the_row_that_is_wrong() -> None:
-    the.errands(1)
-    run = the.transactional(never, done=lambda row: {"place": row.place})
-    with pytest.raises(StillPending, match="still pending after it"):
-        run.dry_run()
-    assert the.transactional(never, done=lambda row: {"done": True}).dry_run().rehearsed is not None
 
 
 UNFORESEEN: dict[str, dict[str, Any]] = {
@@ -178,17 +166,6 @@ def refused(run: BatchProcessor[Any], **parameters: Any) -> str:
 
 
 @the.all_deliveries
-def test_a_run_refuses_more_rows_than_that_and_handles_none(make: the.Make) -> None:
-    rows = the.errands(4)
-    run = make(never, max_pending=3)
-    assert refused(run) == (
-        f"{run.name}: expected at most max_pending=3 pending rows in a run without limit, got 4; "
-        "pass limit=… (--limit) to handle some of them first, or raise max_pending."
-    )
-    assert all(the.untouched(row) for row in rows)
-
-
-@the.all_deliveries
 def test_a_run_handles_as_many_rows_as_that(make: the.Make) -> None:
     the.errands(3)
     assert_run(make(the.ignore, max_pending=3)(), processed=3)
@@ -214,20 +191,6 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert "got 4;" in refused(waiting)
     assert_run(waiting(limit=2), processed=1, failed=1, to_retry=1, stopped="limit")
     assert_run(waiting(), processed=2)
-
-
-@pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
-def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
-    parcels(scan.WINDOW + 3)
-    ordered = processor(the.ignore, pending=UNSENT.order_by("-priority"), **option)
-    ordered.max_pending = scan.WINDOW + 2
-    assert f"got {scan.WINDOW + 3};" in refused(ordered)
-    ordered.max_pending = 50
-    with CaptureQueriesContext(connection) as queries:
-        assert "got more than 500;" in refused(ordered)
-    assert "LIMIT 501" in queries[-1]["sql"]
-    ordered.max_pending = scan.WINDOW + 3
-    assert_run(ordered(limit=1), processed=1, stopped="limit")
 
 
 def test_a_row_that_matches_several_times_counts_once() -> None:

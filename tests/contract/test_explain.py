@@ -184,14 +184,6 @@ def has_hypopg() -> bool:
     return is_there
 
 
-def test_an_index_is_not_chosen_for_a_table_of_one_page(has_hypopg: bool) -> None:
-    Parcel.objects.bulk_create(Parcel() for _ in range(5))
-    analyze(Parcel)
-    found = explanation(processor(lambda: Parcel.objects.filter(sent=False)))
-    assert found.index is not None
-    assert found.is_chosen is (False if has_hypopg else None)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_suggested_index_serves_the_read(shape: str, has_hypopg: bool) -> None:
     """The plan of the same read uses it; before, none did. hypopg says so, where it is there."""
@@ -271,32 +263,3 @@ def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
 
 
 # --- what each database tells
-
-
-READ_ONLY = {
-    "postgresql": (
-        "SET default_transaction_read_only = on",
-        "SET default_transaction_read_only = off",
-    ),
-    "mysql": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION TRANSACTION READ WRITE"),
-    "sqlite": ("PRAGMA query_only = on", "PRAGMA query_only = off"),
-}
-
-
-def test_the_doctor_finds_a_session_that_is_read_only() -> None:
-    send = processor(lambda: Parcel.objects.filter(sent=False))
-    before, after = READ_ONLY[connection.vendor]
-    execute(before)
-    try:
-        found = {each.check: each.level for each in examine([send])}
-    finally:
-        execute(after)
-    assert found["read-only"] is Level.PROBLEM
-    assert {each.check: each.level for each in examine([send])}["read-only"] is Level.OK
-
-
-def test_a_percent_sign_of_a_statement_without_parameters_is_shown_as_it_is_sent() -> None:
-    rows = Parcel.objects.extra(where=["note LIKE 'a%%'"])
-    found = explanation(processor(lambda: rows))
-    assert found.read is not None
-    assert "LIKE 'a%'" in found.read

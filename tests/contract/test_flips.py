@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import Case, Count, F, Q, When
 from django.db.models.signals import post_save
 from django.utils import timezone
@@ -310,15 +310,3 @@ def test_a_flip_is_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
         post_save.disconnect(note, sender=Errand)
     assert not saved
     assert Errand.objects.filter(claimed_at=None, done=True).count() == 3
-
-
-def test_a_durable_block_is_refused_in_the_rows_transaction() -> None:
-    the.errands(3)
-
-    def handle(_: Errand) -> None:
-        with transaction.atomic(durable=True):
-            raise AssertionError("expected the block to be refused")
-
-    report = the.transactional(handle)()
-    assert_run(report, failed=3)
-    assert {type(failure.error) for failure in report.failures} == {RuntimeError}

@@ -4,48 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
-from threading import Lock
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import F, QuerySet
 from django.db.models.functions import Lower
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease
+from dcl_processor import BatchProcessor, Delivery, Lease
 from dcl_processor.candidates import groups
-from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
+from dcl_processor.exceptions import InvalidOption, InvalidPending
 from dcl_processor.testing import hold_lock
-from tests.contract.support.errands import ignore, raising, retry
+from tests.contract.support.errands import ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, keys, rows_of
+from tests.contract.support.groups import MAKERS, grouped, in_order, keys, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
 from tests.waiting import PATIENCE
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 each = pytest.mark.parametrize("delivery", MAKERS)
-
-
-@each
-def test_every_key_is_drained_in_its_order(delivery: str) -> None:
-    rows = rows_of(*[1, 2, 1, 3, 1, 2])
-    handled: list[Any] = []
-    report = in_order(delivery, lambda row: handled.append(row.pk))()
-    assert_run(report, processed=6)
-    for place in (1, 2, 3):
-        of_key = [row.pk for row in rows if row.place == place]
-        assert [pk for pk in handled if pk in of_key] == of_key
 
 
 @each
@@ -75,66 +57,6 @@ def test_a_head_that_fails_holds_its_key_alone(delivery: str) -> None:
     assert sorted(handled) == [one.pk, other.pk]
     assert report.held_keys == (1,)
     assert not Errand.objects.get(pk=two.pk).done
-
-
-@each
-def test_without_an_order_a_row_that_fails_is_passed(delivery: str) -> None:
-    one, two, three = rows_of(1, 1, 1)
-    handled: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        handled.append(row.pk)
-        if row.pk == one.pk:
-            raise ValueError
-
-    options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
-    report = grouped(delivery, fail, **options)()
-    assert_run(report, processed=2, failed=1, to_retry=1)
-    assert handled == [one.pk, two.pk, three.pk]
-
-
-@each
-def test_in_order_a_row_that_waits_for_its_retry_holds_its_key(delivery: str) -> None:
-    one, _ = rows_of(1, 1)
-    options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
-    processor = in_order(delivery, raising(ValueError()), **options)
-    assert_run(processor(), failed=1, to_retry=1, held=1)
-    assert_run(processor(), held=1)
-    Errand.objects.filter(pk=one.pk).update(next_attempt_at=None)
-    assert_run(processor(), failed=1, to_retry=1, held=1)
-
-
-@each
-def test_in_order_a_row_that_is_given_up_frees_its_key(delivery: str) -> None:
-    one, two, three = rows_of(1, 1, 1)
-    handled: list[Any] = []
-    errors = {one.pk: ValueError(), two.pk: Discard("no")}
-
-    def fail(row: Errand) -> None:
-        handled.append(row.pk)
-        if row.pk in errors:
-            raise errors[row.pk]
-
-    options: dict[str, Any] = {
-        "retry": retry(max_attempts=1),
-        "failed": {"dead": True, "claimed": False},
-        "reset": {"claimed": False},
-    }
-    assert_run(in_order(delivery, fail, **options)(), processed=1, failed=1, discarded=1)
-    assert handled == [one.pk, two.pk, three.pk]
-
-
-def test_a_row_in_doubt_keeps_its_key_until_a_person_decides() -> None:
-    one, two = rows_of(1, 1)
-    Errand.objects.filter(pk=one.pk).update(claimed=True, claimed_at=timezone.now())
-    for make in (grouped, in_order):
-        processor = make("at_most_once", ignore, reset={"claimed": False})
-        report = processor()
-        assert_run(report, held=1)
-        assert report.held_keys == (1,)
-    processor.mark_done(processor.in_doubt(older_than=0))
-    assert_run(processor(), processed=1)
-    assert Errand.objects.get(pk=two.pk).done
 
 
 def test_a_relation_is_a_key_and_its_null_is_none() -> None:
@@ -217,47 +139,6 @@ def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:
     assert {*handled[:5]} == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("delivery", [*MAKERS] if HAS_ROW_LOCKS else SHORT_CLAIMS)
-@pytest.mark.parametrize("make", [grouped, in_order])
-def test_threads_handle_different_keys_at_once(delivery: str, make: Any) -> None:
-    rows = rows_of(*[place for place in range(6) for _ in range(5)])
-    lock, active, handled = Lock(), Counter[int](), list[int]()
-
-    def handle(row: Errand) -> None:
-        with lock:
-            active[row.place] += 1
-            assert active[row.place] == 1
-            handled.append(row.pk)
-        with lock:
-            active[row.place] -= 1
-
-    assert_run(make(delivery, handle)(concurrency=3), processed=30)
-    for place in range(6):
-        of_key = [row.pk for row in rows if row.place == place]
-        assert [pk for pk in handled if pk in of_key] == of_key
-
-
-@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
-@pytest.mark.parametrize("most", [None, 2])
-def test_asynchronous_handlers_of_a_key_are_as_many_as_may_be(
-    delivery: str, most: int | None
-) -> None:
-    rows_of(*[1, 2] * 4)
-    active: Counter[int] = Counter()
-    highest: Counter[int] = Counter()
-
-    async def handle(row: Errand) -> None:
-        active[row.place] += 1
-        highest[row.place] = max(highest[row.place], active[row.place])
-        await asyncio.sleep(0.01)
-        active[row.place] -= 1
-
-    report = grouped(delivery, handle, max_per_group=most)(concurrency=8)
-    assert_run(report, processed=8)
-    # Whether handlers meet is chance; that no more of a key do is not.
-    assert max(highest.values()) == (most or 1)
-
-
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
 def test_a_key_waits_for_no_handler_of_another_key(
     delivery: str, monkeypatch: pytest.MonkeyPatch
@@ -314,29 +195,6 @@ def test_an_empty_table_is_one_read(django_assert_num_queries: Any) -> None:
     processor()
     with django_assert_num_queries(1):
         assert_run(processor())
-
-
-OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"group_by": None, "in_order": True}, "expected in_order together with group_by"),
-    ({"group_by": None, "max_per_group": 2}, "expected max_per_group together with group_by"),
-    ({"in_order": True, "max_per_group": 2}, "max_per_group=1 or None with in_order"),
-    ({"in_order": True, "batch_size": 2}, "batch_size=1 with in_order"),
-    ({"in_order": True, "repeats": True}, "in_order or repeats"),
-    ({"strict_order": True}, "group_by or strict_order"),
-    ({"group_by": 1}, "the name of a column"),
-    ({"max_per_group": 0}, "a whole number of rows in flight from 1"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), OPTIONS)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises((InvalidOption, Unsupported), match=words):
-        grouped("transactional", ignore, **options)
-
-
-def test_at_most_once_needs_a_mark_that_shows_a_row_in_flight() -> None:
-    with pytest.raises(InvalidOption, match="claim=… and claimed_at=… with group_by"):
-        grouped("at_most_once", ignore, claim=None, claimed_at=None, done={"done": True})
 
 
 @pytest.mark.parametrize("column", ["nothing", "price", "ratio", "hour", "data"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,14 +21,9 @@ from tests.contract.support.groups import rows_of
 from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import at_update
 from tests.models import Errand, Parcel
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
-]
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 NAME = "shop.grouped"
 
@@ -123,18 +117,6 @@ def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_fr
     assert list(Errand.objects.filter(done=False)) == rows[:1]
 
 
-if connection.vendor == "postgresql":
-
-    def test_a_claim_that_another_session_makes_fail_costs_no_attempt() -> None:
-        """The database ends the transaction, as at a deadlock; another pass claims the row."""
-        [row] = rows_of(1)
-        with at_update("TRUE", "RAISE EXCEPTION USING ERRCODE = '40P01'", times=1):
-            report = run_of(keyed(retry=the.retry()), is_verified=True)
-            assert (report.failed, report.processed) == (0, 0)
-            assert the.untouched(row)
-            assert_run(keyed(retry=the.retry())(), processed=1)
-
-
 if not connection.features.has_select_for_update:
     # There the other session's write would have to wait for the claim.
     del test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim
@@ -178,20 +160,6 @@ def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size:
         [dead.pk, sorted([dead.pk, fresh[0].pk]), [fresh[1].pk]], key=str
     )
     assert calls.index(dead.pk) < calls.index([dead.pk, fresh[0].pk])
-
-
-def test_rows_of_a_key_whose_asynchronous_call_raised_are_handled_one_at_a_time() -> None:
-    rows_of(1, 1, 1)
-    at_work: list[Any] = []
-
-    async def handle(rows: Any) -> None:
-        if len(rows) > 1 or at_work:
-            raise ValueError
-        at_work.append(rows)
-        await asyncio.sleep(0.01)
-        at_work.clear()
-
-    assert_run(keyed(process_batch=handle)(concurrency=3), processed=3, redone=3)
 
 
 @pytest.mark.parametrize("attempts", [1, 3])

@@ -36,11 +36,7 @@ from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Tag
 from tests.waiting import Barrier, until, wait
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 if HAS_ROW_LOCKS:
@@ -284,11 +280,6 @@ def test_the_lock_needs_a_transaction() -> None:
         grouped("transactional", ignore).lock_key(1)
 
 
-@pytest.mark.django_db
-def test_a_test_case_is_a_transaction() -> None:
-    grouped("transactional", ignore).lock_key(1)
-
-
 def test_the_lock_needs_keys() -> None:
     with pytest.raises(InvalidOption, match="expected group_by=… for lock_key"):
         grouped("transactional", ignore, group_by=None).lock_key(1)
@@ -300,18 +291,6 @@ def test_the_lock_needs_keys() -> None:
 
 def by_depot(**options: Any) -> Any:
     return processor(ignore, group_by="depot", **options)
-
-
-def test_a_related_row_stands_for_its_key(django_assert_num_queries: Any) -> None:
-    depot = Depot.objects.create(name="a")
-    with transaction.atomic():
-        with django_assert_num_queries(2) as same:
-            by_depot().lock_key(depot)
-            by_depot().lock_key(str(depot.pk))
-        statements = [each["sql"] for each in same.captured_queries]
-        assert len(set(statements)) == 1
-        with django_assert_num_queries(0):
-            by_depot().lock_key(None)
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,7 @@ from tests.contract.support.sessions import before_statement, uncommitted
 from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="it has no advisory locks"),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def is_key_lock(sql: str) -> bool:

@@ -41,11 +41,7 @@ from tests.contract.support.sessions import before_statement, end_session
 from tests.contract.test_explain import analyze, created
 from tests.models import Errand, Parcel, Tag
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
-    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
-]
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 @pytest.fixture
@@ -272,16 +268,6 @@ def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
     Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
     (found,) = held_keys(processor)
     assert found.level is Level.OK  # a young claim is no doubt
-
-
-def test_a_row_without_a_key_is_alone() -> None:
-    rows = Parcel.objects.filter(sent=False)
-    processor = batch_processor(pending=rows, done={"sent": True}, group_by="depot")(the.ignore)
-    alone = Parcel.objects.create()
-    found = show(processor, alone.pk)
-    assert "key_free" not in found.parts
-    assert found.columns == {"depot_id": None}
-    assert found.reason.startswith(FREE)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Event
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +11,14 @@ from django.db import connection, transaction
 from django.db.backends.base.features import BaseDatabaseFeatures
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
+from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.registry import Found
 from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
-from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
+from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
-from tests.contract.support.groups import after_first, grouped, rows_of
+from tests.contract.support.groups import after_first, at_work, grouped, rows_of, run_beside
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
@@ -52,59 +53,8 @@ def parcels_of(*places: int) -> tuple[list[Depot], list[Any]]:
     return depots, [Parcel.objects.create(depot=depots[place]) for place in places]
 
 
-@contextmanager
-def at_work(delivery: str, **options: Any) -> Iterator[None]:
-    """Have another worker in the handler of one row."""
-    here, go_on = Event(), Event()
-    row = options.pop("row", None)
-
-    def handler(_: Parcel) -> None:
-        here.set()
-        wait(go_on)
-
-    def run() -> Report:
-        filter = None if row is None else only(row)
-        return by_depot(delivery, handler, **options)(limit=1, wait_for_locked=0, filter=filter)
-
-    with meanwhile(run) as reports:
-        try:
-            wait(here)
-            yield
-        finally:
-            go_on.set()
-    assert isinstance(reports[0], Report), reports[0]
-    assert reports[0].processed == 1
-
-
-def run_beside(delivery: str, *, order: bool = False, **run: Any) -> tuple[Report, list[int]]:
-    handled: list[int] = []
-    worker = by_depot(delivery, lambda row: handled.append(row.pk), in_order=order)
-    return worker(**{"wait_for_locked": 0, **run}), handled
-
-
-@each
-@both
-def test_the_rows_of_a_key_are_handled_in_turn(delivery: str, order: bool) -> None:
-    _, rows = parcels_of(0, 1, 0, 1)
-    loose = Parcel.objects.create()
-    report, handled = run_beside(delivery, order=order)
-    assert_run(report, processed=5)
-    for place in (0, 1):
-        of_key = [row.pk for row in rows[place::2]]
-        assert [pk for pk in handled if pk in of_key] == of_key
-    assert handled[-1] == loose.pk
-
-
-@each
-@both
-def test_no_sibling_of_a_row_at_work_is_handled(delivery: str, order: bool) -> None:
-    depots, (one, two, other) = parcels_of(0, 0, 1)
-    with at_work(delivery, row=one, in_order=order):
-        report, handled = run_beside(delivery, order=order)
-        assert handled == [other.pk]
-        assert_run(report, processed=1, held=1)
-        assert report.held_keys == (depots[0].pk,)
-    assert run_beside(delivery, order=order)[1] == [two.pk]
+def keyed(order: bool) -> Any:
+    return partial(by_depot, in_order=order)
 
 
 def rides_of(relation: str) -> tuple[list[Any], list[Ride]]:
@@ -141,12 +91,12 @@ if HAS_ROW_LOCKS:
         started: list[Any] = []
 
         def claim_the_first() -> None:
-            work = at_work(delivery, row=one, in_order=order)
+            work = at_work(keyed(order), delivery, filter=only(one))
             started.extend([work, work.__enter__()])
 
         try:
             with before_statement(is_key_lock, claim_the_first):
-                report, handled = run_beside(delivery, order=order)
+                report, handled = run_beside(keyed(order), delivery)
             assert handled == []
             assert report.held > 0
         finally:
@@ -159,23 +109,14 @@ if HAS_ROW_LOCKS:
         reports: list[tuple[Report, list[int]]] = []
 
         def run_another() -> None:
-            reports.append(elsewhere(lambda: run_beside(delivery, order=order)))
+            reports.append(elsewhere(lambda: run_beside(keyed(order), delivery)))
 
         with before_statement(after_first(is_key_lock), run_another):
-            report, handled = run_beside(delivery, order=order)
+            report, handled = run_beside(keyed(order), delivery)
         assert_run(report, processed=2)
         assert len(handled) == 2
         assert_run(reports[0][0], held=2)
         assert reports[0][1] == []
-
-    @each
-    def test_a_related_row_that_a_person_has_locked_makes_its_key_busy(delivery: str) -> None:
-        depots, (one, two) = parcels_of(0, 1)
-        with hold_lock(depots[0]):
-            report, handled = run_beside(delivery)
-            assert handled == [two.pk]
-            assert_run(report, processed=1, held=1)
-        assert run_beside(delivery)[1] == [one.pk]
 
     @each
     @both
@@ -184,10 +125,10 @@ if HAS_ROW_LOCKS:
         with transaction.atomic():
             by_depot(delivery).lock_key(depots[0])
             earlier = Parcel.objects.create(pk=one.pk - 1, depot=depots[0])
-            report, handled = elsewhere(lambda: run_beside(delivery, order=order))
+            report, handled = elsewhere(lambda: run_beside(keyed(order), delivery))
             assert handled == [other.pk]
             assert_run(report, processed=1, held=1)
-        assert run_beside(delivery, order=order)[1] == [earlier.pk, one.pk]
+        assert run_beside(keyed(order), delivery)[1] == [earlier.pk, one.pk]
 
     def test_a_server_without_skip_locked_is_refused_before_any_row(
         monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +160,7 @@ if HAS_GATE:
                 Parcel.objects.create(depot=depots[0])
 
         with before_statement(after_first(is_key_lock), lambda: elsewhere(insert)):
-            report, _ = run_beside(delivery)
+            report, _ = run_beside(keyed(order=False), delivery)
         assert report.processed >= 2
         assert Parcel.objects.count() == 3
 
@@ -244,18 +185,6 @@ if HAS_GATE:
 def test_transactional_is_refused() -> None:
     with pytest.raises(Unsupported, match="AT_MOST_ONCE or AT_LEAST_ONCE with lock_related"):
         processor(ignore, group_by="depot", lock_related=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"group_by": None}, "expected lock_related together with group_by"),
-        ({"lock_related": 1}, "expected lock_related to be True or False"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOption, match=words):
-        by_depot("at_least_once", **options)
 
 
 def test_a_key_without_a_related_row_is_refused() -> None:
@@ -287,3 +216,11 @@ if connection.vendor == "mysql":
             pytest.raises(Unsupported, match="PostgreSQL or SQLite for group_by"),
         ):
             grouped("transactional", ignore).lock_key(1)
+
+    def test_the_check_refuses_a_key_unless_it_is_locked_by_its_related_row() -> None:
+        for run, is_refused in (
+            (grouped("transactional", ignore), True),
+            (by_depot("at_least_once"), False),
+        ):
+            messages = check_found([Found(run, "tests.processors.keyed")], ["default"])
+            assert ("dcl_processor.E016" in {each.id for each in messages}) is is_refused

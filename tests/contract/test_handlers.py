@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dcl_processor import BatchProcessor
-from dcl_processor.exceptions import InsideTransaction, StillPending, Unsupported
+from dcl_processor.exceptions import StillPending, Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.batches import sent
-from tests.contract.support.parcels import in_batches, parcels, processor
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
@@ -78,23 +78,6 @@ def test_a_handler_that_deletes_its_row_has_processed_it() -> None:
     assert not Parcel.objects.exists()
 
 
-def test_a_handler_that_copies_its_row_does_not_move_the_flip_to_the_copy() -> None:
-    parcels(1)
-    original = Parcel.objects.get()
-
-    def handle(row: Parcel) -> None:
-        row.pk = None
-        row.note = "copy"
-        row.sent = True
-        row._state.adding = True
-        row.save()
-
-    assert_run(processor(handle)(), processed=1)
-    original.refresh_from_db()
-    assert original.sent is True
-    assert original.note == ""
-
-
 def test_a_handler_that_leaves_its_row_pending_is_found_out_at_the_second_row() -> None:
     parcels(5)
     calls: list[int] = []
@@ -143,21 +126,6 @@ def test_a_run_inside_a_run_of_the_same_processor_is_refused(make: Any, concurre
     assert_run(run(concurrency=concurrency), processed=20)
     assert sorted(calls) == list(range(20))
     assert_run(run())  # and it does not count as running after its end
-
-
-def test_another_processor_may_be_run() -> None:
-    the.errands(4)
-    parcels(2)
-    other = in_batches(lambda row: None)
-    assert_run(the.at_least_once(lambda row: other().ok)(), processed=4)
-    assert sent() == [0, 1]
-
-
-def test_the_default_delivery_says_that_a_transaction_is_open() -> None:
-    parcels(2)
-    other = in_batches(lambda row: None)
-    report = in_batches(lambda row: other())()
-    assert [type(each.error) for each in report.failures] == [InsideTransaction] * 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,16 +11,15 @@ from django.db.models import F, Func, IntegerField
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment
-from dcl_processor.insights.rows import parse_pk
 from dcl_processor.insights.status import NUMBERS, status
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected
 from tests.contract.support.temporary import temporary
-from tests.models import Errand, Seat, Truck
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -113,19 +111,6 @@ def test_the_oldest_row_that_has_attempts_left_gives_the_age() -> None:
     assert seconds(ask(run)["oldest"]) == 2400
     expression = the.transactional(the.ignore, pending_since=F("claimed_at") + timedelta(minutes=5))
     assert seconds(ask(expression)["oldest"]) == 4500
-
-
-def test_ages_are_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = the.transactional(the.ignore, pending_since="claimed_at")
-    Errand.objects.create(claimed_at=ago(minutes=20))
-    ahead = timezone.now() + timedelta(hours=7)
-    monkeypatch.setattr(timezone, "now", lambda: ahead)
-    answer = ask(run)["oldest"]
-    assert seconds(answer) == 1200
-    assert answer.value.at.tzinfo is UTC
-    document = answer.as_dict()
-    assert document["value"] == answer.value.at.isoformat()
-    assert document["seconds"] == answer.value.seconds
 
 
 def test_an_old_claim_is_in_doubt_and_a_young_one_in_progress() -> None:
@@ -271,29 +256,6 @@ def test_a_limit_that_the_database_does_not_have_is_the_nearest(
     assert (found.how is How.EXACT) == is_counted
 
 
-def test_an_error_of_the_users_code_is_the_reason() -> None:
-    def pending() -> Any:
-        raise ZeroDivisionError("oops")
-
-    found = ask(the.transactional(the.ignore, pending=pending))
-    assert {answer.how for answer in found.values()} == {How.UNKNOWN}
-    assert found["pending"].why == "ZeroDivisionError: oops"
-    assert [*found] == [*NUMBERS]
-
-
-def test_a_status_writes_nothing_and_each_question_is_one_statement(
-    django_assert_max_num_queries: Callable[..., Any],
-) -> None:
-    the.errands(2)
-    run = the.at_least_once(the.ignore, retry=the.retry())
-    with django_assert_max_num_queries(60) as queries:
-        status(run, only=[name for name in NUMBERS if name != "locked"])
-    sent = [query["sql"] for query in queries.captured_queries]
-    reads = [sql for sql in sent if "tests_errand" in sql]
-    assert all(sql.startswith("SELECT") for sql in reads)
-    assert len(reads) == 6  # not the oldest, which has no column, and not those in doubt
-
-
 def settled_by_hand(**values: Any) -> None:
     """Leave the retry columns as the last failure has written them."""
     Errand.objects.update(**{"done": True, "dead": False, **values})
@@ -343,21 +305,6 @@ def test_a_claimed_row_is_not_given_up_whatever_it_still_contains() -> None:
     Errand.objects.create(dead=True, claimed=True)
     Errand.objects.create(dead=True, claimed=True, claimed_at=ago(seconds=1))
     assert answers(run)["given_up"] == 1
-
-
-def test_a_claimed_row_without_a_time_is_not_shown_as_done() -> None:
-    run = the.at_most_once(the.ignore, claimed_at=None, failed={"dead": True})
-    claimed = Errand.objects.create(claimed=True)
-    words = "it has the values of claim, and no column has the time: its handler is at work, or"
-    assert reason(run, claimed).startswith(words)
-    assert rows.show(run, claimed.pk).parts["unclaimed"].value is False
-    done = Errand.objects.create(claimed=True, done=True)
-    assert reason(run, done) == "it is not in pending: it is done, or does not wait yet"
-    by_result = the.at_most_once(
-        the.ignore, claimed_at=None, done=lambda row, result: {"done": True}
-    )
-    assert reason(by_result, done).startswith(words)
-    assert reason(by_result, done).endswith("in doubt, or it is done; set claimed_at=…")
 
 
 def test_handled_rows_are_not_given_up_whatever_the_flip_writes() -> None:
@@ -424,41 +371,6 @@ def test_why_a_row_is_handled_or_not() -> None:
     assert shown.exists
 
 
-def test_a_row_that_is_not_there_or_cannot_be_asked_about() -> None:
-    run = the.transactional(the.ignore)
-    gone = rows.show(run, 0)
-    assert (gone.exists, gone.is_complete) == (False, True)
-    assert gone.reason == "there is no row with this key"
-    row = Errand.objects.create()
-    unknown = rows.show(the.transactional(the.ignore, pending=slow), row.pk, seconds=0.2)
-    assert not unknown.is_complete
-    assert unknown.reason == "could not be found out: not within 0.2 s"
-
-
-def test_rows_with_other_keys_and_tables_are_shown_too() -> None:
-    seat, _ = (Seat.objects.create(row=3, number=number) for number in (4, 5))
-    usher = batch_processor(pending=Seat.objects.filter(sent=False), done={"sent": True})(
-        the.ignore
-    )
-    pk = parse_pk(usher, "3,4")
-    assert pk == (3, 4)
-    assert rows.show(usher, seat.pk).parts["pending"].value
-    assert ask(usher)["due"].value == 2
-    with pytest.raises(ValueError, match="expected 2 values joined by commas, got '3'"):
-        parse_pk(usher, "3")
-    truck = Truck.objects.create()
-    weigh = batch_processor(
-        pending=Truck.objects.filter(inspected=False),
-        done={"inspected": True},
-        delivery=Delivery.AT_LEAST_ONCE,
-        lease=Lease(60),
-    )(the.ignore)
-    assert reason(weigh, truck).startswith("a run would handle it now")
-    assert ask(weigh)["pending"].value == 1
-    for run in (usher, weigh):
-        assert How.UNKNOWN not in {answer.how for answer in ask(run).values()}
-
-
 def test_a_probe_finds_out_whether_a_row_is_locked_and_leaves_a_free_one_free() -> None:
     """SQLite has no row locks."""
     run = the.transactional(the.ignore)
@@ -515,14 +427,3 @@ def test_discard_gives_up_on_what_is_pending_or_claimed_and_on_nothing_else() ->
     assert fresh.next_attempt_at is None
     assert ask(run)["given_up"].value == 2
     assert run.discard(Errand.objects.all()) == 0
-
-
-def test_discard_takes_values_where_failed_is_none() -> None:
-    run = the.transactional(the.ignore)
-    row = Errand.objects.create()
-    with pytest.raises(InvalidOption, match=r"expected discard\(rows, values=\{…\}\) where failed"):
-        run.discard(Errand.objects.all())
-    with pytest.raises(InvalidOption, match=r"expected discard\(\)'s values to be a mapping"):
-        run.discard(Errand.objects.all(), values={})
-    assert run.discard(Errand.objects.filter(pk=row.pk), values={"dead": True, "done": True}) == 1
-    assert the.state(row)["dead"]

@@ -112,14 +112,23 @@ def test_i5_is_asked_once_per_run() -> None:
     assert len(savepoints) == 1
 
 
-def test_i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run() -> None:
-    parcels(3)
+@pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=["by key", "in order"])
+def test_i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "WINDOW", 3)
+    parcels(8)
     calls: list[int] = []
-    run = processor(lambda row: calls.append(row.pk), done={"note": "again"}, repeats=True)
-    assert_run(run(), processed=3)
-    assert_run(run(), processed=3)
-    assert len(calls) == 6
-    assert len(set(calls)) == 3
+    asked = Parcel.objects.order_by("-priority") if options else Parcel.objects.all()
+    flip = {"tries": F("tries") + 1}
+    run = processor(
+        lambda row: calls.append(row.priority), pending=asked, done=flip, repeats=True, **options
+    )
+    for _ in range(2):
+        calls.clear()
+        assert_run(run(), processed=8)
+        assert calls == [*range(8)][:: -1 if options else 1]
+    assert {*Parcel.objects.values_list("tries", flat=True)} == {2}
 
 
 def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
@@ -312,6 +321,3 @@ def test_i5_a_flip_that_is_right_for_one_row_and_wrong_for_another_is_found_out(
     assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, StillPending)
     assert list(Parcel.objects.order_by("pk").values_list("tries", flat=True)) == [1, -5, 1]
-
-
-# --- random histories end as a plain model of them does: I9, and what each delivery promises

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.test import TestCase
 
-from dcl_processor import BatchProcessor, Snooze
+from dcl_processor import BatchProcessor
 from dcl_processor.candidates.question import Question, RowFilter
-from dcl_processor.exceptions import InsideTransaction, InvalidOption, RowsFailed, Unsupported
-from dcl_processor.testing import hold_lock, race, turns
+from dcl_processor.exceptions import RowsFailed, Unsupported
+from dcl_processor.testing import race, turns
 from tests import seams
 from tests.contract.support.errands import (
     PENDING,
@@ -24,14 +24,11 @@ from tests.contract.support.errands import (
     at_most_once,
     errands,
     ignore,
-    raising,
     retry,
     transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.reports import assert_run
 from tests.models import Errand
-from tests.waiting import Barrier
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -83,20 +80,6 @@ if HAS_ROW_LOCKS:
 
     def _copies_left() -> list[str]:
         return [each.name for each in threading.enumerate() if ": worker " in each.name]
-
-    def test_the_copies_meet_at_a_row_that_is_locked_and_at_one_that_is_finished() -> None:
-        [row] = errands(1)
-        result = race(transactional(ignore), workers=3)
-        # The second met it locked and came back to it, the third asked again and found it done.
-        assert result.handled == {row.pk: (1,)}
-        first, second, third = result.reports
-        assert_run(first, processed=1)
-        assert_run(second, stale=1)
-        assert_run(third, stale=1)
-        lines = [" ".join(line.split()[1:]) for line in result.trace.splitlines()]
-        candidates = [place for place, line in enumerate(lines) if "SELECT tests_errand" in line]
-        lock = next(place for place, line in enumerate(lines) if line.startswith("lock SELECT"))
-        assert sum(place < lock for place in candidates) >= 3
 
     def narrowed_without_the_question(
         question: Question[Any], those: RowFilter
@@ -165,36 +148,6 @@ if HAS_ROW_LOCKS:
         with pytest.raises(RowsFailed):
             result.raise_for_failures()
 
-    def test_snoozed_rows_and_rows_that_repeat_are_no_double() -> None:
-        errands(2)
-        assert race(transactional(raising(Snooze())), workers=2).processed == 0
-        repeated = race(transactional(ignore, repeats=True, done={"place": 1}), workers=2)
-        assert repeated.processed == 4
-
-    def test_a_handler_that_waits_for_another_copy_does_not_stop_the_race(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The turn goes on from a worker that does not come to its next step."""
-        monkeypatch.setattr(turns, "PATIENCE", 0.5)
-        errands(2)
-        together = Barrier(2)
-        assert race(transactional(lambda row: together.wait()), workers=2).processed == 2
-
-    def test_a_row_that_is_held_is_left_alone() -> None:
-        held, free = errands(2)
-        with hold_lock(held):
-            result = race(transactional(ignore), workers=2, wait_for_locked=0.05)
-        assert set(result.handled) == {free.pk}
-        assert sum(report.skipped for report in result.reports) == 2
-
-    def test_a_filter_narrows_the_race() -> None:
-        one, _ = errands(2)
-        assert set(race(transactional(ignore), filter=Q(pk=one.pk)).handled) == {one.pk}
-
-    def test_another_alias() -> None:
-        errands(2)
-        assert race(transactional(ignore), using="other", workers=2).processed == 2
-
     def test_a_race_for_nothing_is_refused() -> None:
         with pytest.raises(AssertionError, match="expected pending rows to race for, got none"):
             race(transactional(ignore), workers=2)
@@ -205,16 +158,6 @@ if HAS_ROW_LOCKS:
         with pytest.raises(AssertionError, match="expected the race to end before its timeout"):
             race(transactional(lambda row: over.wait(1.5)), workers=2, timeout=1)
         assert not _copies_left()
-
-    def test_one_copy_is_no_race() -> None:
-        with pytest.raises(
-            InvalidOption, match="workers to be a whole number of workers from 2, got 1"
-        ):
-            race(transactional(ignore), workers=1)
-
-    def test_inside_a_transaction_it_is_refused() -> None:
-        with transaction.atomic(), pytest.raises(InsideTransaction):
-            race(transactional(ignore))
 
     class InTestCase(TestCase):
         def test_it_is_refused(self) -> None:

@@ -11,9 +11,10 @@ from django.db import connection, transaction
 from django.test import TestCase
 from django.utils import timezone
 
-from dcl_processor import Retry
-from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock
+from dcl_processor import Discard, Retry, Snooze
+from dcl_processor.exceptions import Unsupported
+from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, make_due
+from tests.contract.support import errands as the
 from tests.contract.support.errands import (
     PENDING,
     at_least_once,
@@ -23,9 +24,10 @@ from tests.contract.support.errands import (
     raising,
     transactional,
 )
-from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Parcel, Truck, Vehicle
+from tests.contract.support.retries import retrying
+from tests.models import Errand, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -52,12 +54,6 @@ def test_settles_one_row_and_no_other(make: Any, handler: Any) -> None:
     report = assert_settles(make(handler), one)
     assert_run(report, processed=1)
     assert list(PENDING.all()) == [other]
-
-
-@pytest.mark.django_db
-def test_settles_in_a_test_case() -> None:
-    [row] = errands(1)
-    assert_settles(transactional(ignore), row)
 
 
 def complaint(make: Any, row: Any) -> AssertionError:
@@ -88,35 +84,6 @@ def test_rows_that_were_no_candidate_are_told_why() -> None:
     assert "pending and not due" in str(complaint(tried, spent))
     assert "pending and not due" in str(complaint(at_least_once(ignore), leased))
     assert "got a row that is not in the database" in str(complaint(tried, deleted))
-
-
-def test_a_row_that_left_before_it_was_locked_is_told() -> None:
-    [row] = errands(1)
-
-    def finish() -> None:
-        Errand.objects.using("other").update(done=True)
-
-    with before_lock(finish):
-        error = complaint(transactional(ignore), row)
-    assert "got a row that was finished, deleted or no longer pending" in str(error)
-
-
-def test_a_resource_that_cannot_be_opened_is_told() -> None:
-    [row] = errands(1)
-
-    def resource() -> Any:
-        raise OSError("no server")
-
-    def handle(row: Errand, resource: Any) -> None: ...
-
-    said = str(complaint(transactional(handle, resource=resource), row))
-    assert "its resource could not be opened: no server" in said
-
-
-def test_a_row_of_another_model_is_refused() -> None:
-    run: Any = transactional(ignore)  # which takes no parcels
-    with pytest.raises(InvalidOption, match=r"expected rows of tests.Errand, got <Parcel"):
-        assert_settles(run, Parcel.objects.create())
 
 
 @pytest.mark.parametrize("make", [transactional, at_most_once, at_least_once])
@@ -220,32 +187,6 @@ def test_nothing_pending_is_no_test() -> None:
         pytest.fail("the block was entered")
 
 
-def test_what_a_handler_asserts_ends_the_block() -> None:
-    errands(2)
-
-    def handle(row: Errand) -> None:
-        raise AssertionError("no") from KeyError("why")
-
-    run = transactional(handle)
-    with pytest.raises(AssertionError, match=r"^no$") as caught, assert_processed_once(run):
-        run()
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert caught.value.__suppress_context__
-
-
-if HAS_ROW_LOCKS:
-
-    def test_threads_of_a_run_are_counted_and_assert() -> None:
-        errands(6)
-        run = transactional(ignore)
-        with assert_processed_once(run):
-            run(concurrency=3)
-        errands(6)
-        run = transactional(raising(AssertionError("no")))
-        with pytest.raises(AssertionError, match=r"^no$"), assert_processed_once(run):
-            run(concurrency=3)
-
-
 # --- hold_lock
 
 if not HAS_ROW_LOCKS:
@@ -265,12 +206,6 @@ if HAS_ROW_LOCKS:
         assert_run(report, processed=1, skipped=1)
         assert_run(transactional(ignore)(), processed=1)
         assert Errand.objects.get(pk=held.pk).done
-
-    def test_an_error_in_the_block_frees_the_row() -> None:
-        [row] = errands(1)
-        with pytest.raises(OSError, match="mine"), hold_lock(row):
-            raise OSError("mine")
-        assert_run(transactional(ignore)(wait_for_locked=0), processed=1)
 
     def test_all_parts_of_a_row_with_parents_are_locked() -> None:
         truck = Truck.objects.create()
@@ -293,17 +228,90 @@ if HAS_ROW_LOCKS:
             with pytest.raises(AssertionError, match=r"session sees|not committed"), hold_lock(row):
                 pytest.fail("the block was entered")
 
-    def test_a_row_that_is_locked_already_is_told_at_once() -> None:
-        [row] = errands(1)
-        with (
-            hold_lock(row),
-            pytest.raises(AssertionError, match="got one that is locked already"),
-            hold_lock(row),
-        ):
-            pytest.fail("the block was entered")
-
     class InTestCase(TestCase):
         def test_it_is_refused(self) -> None:
             [row] = errands(1)
             with pytest.raises(Unsupported, match="use TransactionTestCase"), hold_lock(row):
                 pytest.fail("the block was entered")
+
+
+# --- rows that are expected to fail, to wait, or to need a resource
+
+
+RAISED: dict[str, Exception] = {
+    "failed": ValueError("no address"),
+    "snoozed": Snooze("not yet"),
+    "discarded": Discard("no such customer"),
+}
+
+
+def ending(error: Exception | None) -> Any:
+    def handle(row: Errand) -> None:
+        if error is not None:
+            raise error
+
+    return retrying(handle, failed={"dead": True})
+
+
+@pytest.mark.parametrize("outcome", RAISED)
+def test_a_row_may_be_expected_not_to_be_processed(outcome: Any) -> None:
+    [row] = the.errands(1)
+    assert getattr(assert_settles(ending(RAISED[outcome]), row, outcome=outcome), outcome) == 1
+
+
+def test_what_came_instead_is_named() -> None:
+    one, two = the.errands(2)
+    words = r"expected <Errand.*> \(key \d+\) to be snoozed, got a row that was processed\."
+    with pytest.raises(AssertionError, match=words):
+        assert_settles(ending(None), one, outcome="snoozed")
+    words = "to be discarded, got a row that failed with ValueError: no address"
+    with pytest.raises(AssertionError, match=words):
+        assert_settles(ending(RAISED["failed"]), two, outcome="discarded")
+
+
+def test_a_row_that_waits_is_made_due_for_its_next_attempt() -> None:
+    [row] = the.errands(1)
+    run = ending(RAISED["failed"])
+    assert_settles(run, row, outcome="failed")
+    with pytest.raises(AssertionError, match="a row that is pending and not due"):
+        assert_settles(run, row, outcome="failed")
+    make_due(run, row)
+    assert_settles(run, row, outcome="failed")
+    assert Errand.objects.get().attempts == 2
+
+
+def test_a_leased_row_is_made_due_and_no_other_row_changes() -> None:
+    row, other = the.errands(2)
+    run = the.at_least_once(the.ignore)
+    run.reserve(limit=2)
+    before = the.state(other)
+    make_due(run, row)
+    assert_settles(run, row)
+    assert the.state(other) == before
+
+
+def test_the_handler_gets_the_tests_resource() -> None:
+    [row] = the.errands(1)
+    got: list[str] = []
+
+    def connect() -> Any:
+        raise AssertionError("expected no connection to the service")
+
+    def handle(row: Errand, line: str) -> None:
+        got.append(line)
+
+    assert_settles(the.transactional(handle, resource=connect), row, resource="a fake line")
+    assert got == ["a fake line"]
+
+
+if HAS_ROW_LOCKS:
+
+    @pytest.mark.django_db(transaction=False)
+    def test_an_async_handler_that_misses_the_rows_of_a_test_case_gets_a_hint() -> None:
+        row = Errand.objects.create()
+
+        async def handle(row: Errand) -> None:
+            await Errand.objects.aget(pk=row.pk)
+
+        with pytest.raises(AssertionError, match=r"DoesNotExist.*: use TransactionTestCase"):
+            assert_settles(the.at_least_once(handle), row)

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event
 from types import SimpleNamespace
@@ -20,9 +20,9 @@ from django.db.models import F, Value
 from django.db.models.functions import Concat
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Discard, Lease, Report, Snooze, worker, worker_name
+from dcl_processor import Discard, Lease, Report, Snooze, worker_name
 from dcl_processor.engine import heartbeat, lane
-from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.exceptions import InvalidDone
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import Clock
 from tests.contract.support.gate import run_and_meanwhile
@@ -85,34 +85,6 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(
     assert Errand.objects.values().get(pk=row.pk) == settled
     assert settled["result"] == "second"
     assert settled["attempts"] == 0
-
-
-def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
-    """The second handler is at work when the first one ends."""
-    [row] = the.errands(1)
-    begun, go_on = Event(), Event()
-
-    def second(row: Errand) -> str:
-        begun.set()
-        the.wait(go_on)
-        return "second"
-
-    other = the.at_least_once(second, done=the.with_result)
-    results: list[Any] = []
-
-    def first(row: Errand) -> str:
-        lapse(row)
-        block.enter_context(the.meanwhile(other))
-        the.wait(begun)
-        return "first"
-
-    with ExitStack() as block:
-        report = the.at_least_once(first, done=the.with_result)()
-        results.append((report.processed, report.lease_lost, the.state(row)["leased_until"]))
-        go_on.set()
-    assert results == [(0, 1, True)]
-    said = the.state(row)
-    assert (said["result"], said["leased_until"]) == ("second", False)
 
 
 def test_nothing_new_starts_on_a_row_whose_lease_was_lost() -> None:
@@ -212,13 +184,6 @@ def test_no_thread_and_no_session_is_left_behind() -> None:
         until(lambda: the.sessions() <= before)
 
 
-def test_nothing_pending_starts_no_heartbeat() -> None:
-    before = the.sessions()
-    with held_beat(lambda sql: True) as beat:
-        assert_run(the.at_least_once(the.ignore, lease=SHORT)())
-    assert (the.our_threads(), beat.sent, the.sessions() - before) == ([], [], set())
-
-
 if HAS_ROW_LOCKS:
 
     def test_a_heartbeat_whose_session_ended_connects_anew(
@@ -262,14 +227,6 @@ if HAS_ROW_LOCKS:
         assert_run(report, processed=1)
         said = the.state(row)
         assert (said["done"], said["result"], said["leased_until"]) == (True, "settled", False)
-
-
-def test_a_limit_counts_the_calls_whose_leases_were_lost() -> None:
-    the.errands(10)
-    calls: list[int] = []
-    report = the.at_least_once(loses_its_lease(calls))(limit=2)
-    assert len(calls) == 2
-    assert_run(report, lease_lost=2, stopped="limit")
 
 
 @pytest.mark.parametrize("size", [1, 10])
@@ -480,34 +437,6 @@ def test_racing_copies_call_one_handler_for_each_row(
 
 
 @the.each_delivery
-def test_snooze_costs_no_attempt_and_frees_the_row(make: the.Make) -> None:
-    [row] = the.errands(1)
-    snooze = the.raising(Snooze("closed", delay=3600))
-    run = make(snooze, retry=the.retry(), reset={"claimed": False})
-    assert_run(run(), snoozed=1)
-    assert the.untouched(row)
-    assert_run(run())
-
-
-@the.each_delivery
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
-    make: Any, size: int
-) -> None:
-    """The mark's own included: a save() by the handler is not to write them."""
-    the.errands(7)
-    loaded: list[set[str]] = []
-
-    def look(row: Errand) -> None:
-        loaded.append(vars(row).keys() & {field.attname for field in Errand._meta.fields})
-
-    assert_run(
-        make(look, pending=the.PENDING.only("place", "done"), batch_size=size)(), processed=7
-    )
-    assert loaded == [{"id", "place", "done"}] * 7
-
-
-@the.each_delivery
 def test_the_result_is_written_with_the_flip(make: the.Make) -> None:
     [row] = the.errands(1)
     assert_run(make(lambda row: f"number {row.place}", done=the.with_result)(), processed=1)
@@ -594,13 +523,6 @@ def test_a_row_that_was_not_started_gets_reset() -> None:
     assert_put_back_with_what_shows_the_death(other)
 
 
-def test_a_row_that_other_code_marks_is_left_to_it() -> None:
-    """The form of pending that the documentation and the check recommend."""
-    row = Errand.objects.create(claimed=True, result="old loop")
-    assert_run(marking(the.ignore)())
-    assert the.state(row)["result"] == "old loop"
-
-
 # --- a row must stay in pending under its mark
 
 
@@ -671,22 +593,6 @@ def test_in_progress_is_what_is_leased_or_claimed_without_a_mark_on_a_lease() ->
     assert list(the.at_most_once(the.ignore).in_progress()) == [claimed]
 
 
-@pytest.mark.parametrize(
-    "run",
-    [the.transactional(the.ignore), the.at_most_once(the.ignore, claimed_at=None)],
-    ids=["transactional", "no time"],
-)
-def test_in_progress_needs_what_shows_it(run: BatchProcessor[Errand]) -> None:
-    with pytest.raises(InvalidOption, match=r"expected a lease, or claim=… and claimed_at=…, for"):
-        run.in_progress()
-
-
-def test_no_row_on_a_lease_is_in_doubt() -> None:
-    words = r"expected a processor without a lease for in_doubt\(\), got Lease\(.*in_progress\(\)"
-    with pytest.raises(InvalidOption, match=words):
-        marking(the.ignore).in_doubt(older_than=0)
-
-
 # --- the worker's name
 
 
@@ -697,12 +603,6 @@ def test_the_name_of_a_worker_is_its_host_its_process_and_its_number() -> None:
     claim = {"claimed": True, "result": worker_name}
     assert_run(marking(lambda row: names.append(row.result), claim=claim)(), processed=1)
     assert names == [worker_name()]
-
-
-def test_the_name_has_the_number_that_the_supervisor_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker_name().endswith(f":{os.getpid()}:0")
-    monkeypatch.setattr(worker, "number", 12)
-    assert worker_name().endswith(f":{os.getpid()}:12")
 
 
 class UnreadableError(Exception):

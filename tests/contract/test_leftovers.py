@@ -97,22 +97,6 @@ def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed
         assert set(rows.values_list("leased_until", flat=True)) == {None}
 
 
-@leaves
-def test_what_the_handler_raised_is_the_failure(leave: Callable[[], Any]) -> None:
-    the.errands(3)
-
-    def handle(row: Errand) -> None:
-        if row.place == 1:
-            leave()
-            raise ValueError("the handler's own")
-
-    report = leasing(handle)()
-    assert_run(report, processed=2, failed=1, to_retry=1)
-    assert str(report.failures[0].error) == "the handler's own"
-    rows = Errand.objects.using("other").order_by("place")
-    assert list(rows.values_list("done", "attempts")) == [(True, 0), (False, 1), (True, 0)]
-
-
 def test_one_that_was_left_open_by_other_code_is_rolled_back_before_the_claim(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -220,7 +204,9 @@ if connection.features.has_select_for_update:
         async def handle(row: Errand) -> None:
             await shared(row)
 
-        assert_run(leasing(handle)(concurrency=2), processed=2, failed=2, to_retry=2)
+        report = leasing(handle)(concurrency=2)
+        assert_run(report, processed=2, failed=2, to_retry=2)
+        assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
         assert worked() == [2, 3]
 
 

@@ -215,11 +215,6 @@ if HAS_ROW_LOCKS:
             run_while_the_server_says(answered(ENDED), 1, rows=2)
         assert Parcel.objects.filter(sent=False).count() == 2
 
-    def test_any_other_error_in_a_claim_ends_the_run() -> None:
-        with pytest.raises(DatabaseError):
-            run_while_the_server_says("SELECT 1 FROM tests_missing", 1, rows=9)
-        assert Parcel.objects.filter(sent=False).count() == 2
-
 
 # --- connections whose default would make the second check read an old snapshot
 
@@ -321,20 +316,6 @@ if connection.features.has_select_for_update:
             connection.close()
         assert calls == [depots[0].pk]
         assert_run(report, processed=1, stale=1)
-
-    def test_the_connections_own_level_is_given_back() -> None:
-        levels: list[str] = []
-
-        def level() -> str:
-            with transaction.atomic(), connection.cursor() as cursor:
-                cursor.execute(ASKS_LEVEL[connection.vendor])
-                return str(cursor.fetchone()[0])
-
-        with connected(LEVELS[connection.vendor][-1 if connection.vendor == "mysql" else 2]):
-            before = level()
-            Parcel.objects.create(depot=Depot.objects.create())
-            assert_run(processor(levels)(), processed=1)
-            assert level() == before
 
     def test_a_transaction_of_our_own_has_the_level_and_gives_it_back() -> None:
         """Such as that of a renewal, or of an operator's action."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.exceptions import InvalidOption
 from dcl_processor.locking.slots import Slot
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
@@ -86,13 +85,6 @@ def test_so_many_workers_are_at_work_and_no_more() -> None:
     assert holders(NAME, 2) == []
 
 
-def test_a_processor_of_another_name_has_slots_of_its_own() -> None:
-    the.errands(2)
-    with taken():
-        other = the.transactional(the.ignore, name="shop.other", max_workers=1)
-        assert_run(other(), processed=2)
-
-
 def test_i1_a_run_without_pending_rows_asks_for_no_slot(django_assert_num_queries: Any) -> None:
     run = capped(the.ignore)
     with taken(), django_assert_num_queries(1):
@@ -126,21 +118,6 @@ def test_a_worker_that_loses_its_slot_finishes_the_row_at_hand_and_starts_no_oth
     assert_run(capped(handle, make)(), processed=2)
 
 
-@pytest.mark.parametrize("size", [1, 10])
-@the.all_deliveries
-def test_a_worker_that_loses_its_slot_takes_a_free_one_again(make: the.Make, size: int) -> None:
-    the.errands(4)
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        if row.place == 1:
-            end_session(*holders(NAME, 1))
-
-    assert_run(capped(handle, make, batch_size=size)(), processed=4)
-    assert calls == [0, 1, 2, 3]
-
-
 def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_leaves() -> None:
     the.errands(12)
     other, calls, taken = Slot("other", NAME, 1), list[int](), threading.Event()
@@ -164,12 +141,6 @@ def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_leaves() -
     assert Errand.objects.filter(leased_until__isnull=False).count() == 0
     assert_run(report, processed=len(calls), stopped="busy")
     other.release()
-
-
-@pytest.mark.parametrize("given", [0, -1, 1.5, True, "2"])
-def test_a_number_of_workers_that_cannot_be_is_refused(given: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"max_workers to be a whole number of workers from 1"):
-        capped(the.ignore, most=given)
 
 
 def test_an_interrupt_at_the_end_of_a_run_leaves_no_slot_taken_and_no_thread() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
-from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -40,27 +38,6 @@ def test_a_callback_runs_before_the_next_row_is_claimed() -> None:
 
     assert the.transactional(handle)().processed == 4
     assert seen == [each for row in rows for each in (row.pk, (row.pk, True, False))]
-
-
-@pytest.fixture
-def receiver() -> Iterator[list[tuple[Any, str, bool]]]:
-    told: list[tuple[Any, str, bool]] = []
-
-    def receive(*, pk: Any, outcome: str, **_: Any) -> None:
-        told.append((pk, outcome, connection.in_atomic_block))
-        with transaction.atomic():
-            Errand.objects.create(done=True, place=-1)
-            transaction.set_rollback(True)
-
-    row_finished.connect(receive)
-    yield told
-    row_finished.disconnect(receive)
-
-
-def test_a_receiver_writes_into_no_rows_transaction(receiver: list[Any]) -> None:
-    rows = the.errands(4)
-    assert the.transactional(lambda row: None)().processed == 4
-    assert receiver == [(row.pk, "processed", False) for row in rows]
 
 
 def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:

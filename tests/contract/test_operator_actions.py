@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from itertools import count
 from threading import Event
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, connection, transaction
@@ -113,30 +112,6 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     said = f"leaves 1 row as it is ({young.pk}): leased by a worker, claimed less than 60 s ago"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
-
-
-@pytest.mark.parametrize("act", ["mark_done", "discard"])
-def test_rows_that_are_not_claimed_are_left_and_named(
-    act: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = the.errands(7, done=True)
-    doubtful = as_a_killed_process_leaves_it(minutes=10)
-    run = processor(failed={"dead": True})
-    assert getattr(run, act)(Errand.objects.all()) == 1
-    shown = ", ".join(str(row.pk) for row in rows[:5])
-    assert f"{act}() leaves 7 rows as they are ({shown}, …)" in caplog.text
-    assert the.state(doubtful)["done"] is (act == "mark_done")
-
-
-def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
-    doubtful = as_a_killed_process_leaves_it(minutes=10)
-    pending = Errand.objects.create()
-    run = processor(done=lambda row, result: {"done": True, "result": result})
-    values = {"done": True, "result": "seen"}
-    assert run.mark_done(Errand.objects.all(), values=values) == 1
-    said = the.state(doubtful)
-    assert (said["done"], said["result"], said["claimed_at"]) == (True, "seen", False)
-    assert the.untouched(pending)
 
 
 def leasing(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
@@ -367,15 +342,6 @@ def time_limits() -> Any:
             " @@SESSION.lock_wait_timeout"
         )
         return cursor.fetchone()
-
-
-def test_a_callable_among_the_values_is_called_for_each_row() -> None:
-    """Such as a token, which is unique."""
-    for _ in range(3):
-        as_a_killed_process_leaves_it(minutes=10)
-    run = processor(reset={"claimed": False, "code": lambda: uuid4().hex[:20]})
-    assert run.requeue(run.in_doubt(older_than=60)) == 3
-    assert Errand.objects.filter(claimed=False).values("code").distinct().count() == 3
 
 
 def test_a_row_that_stays_locked_is_left_and_named(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
-from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.runner.counters import Counters
@@ -53,25 +52,6 @@ both = pytest.mark.parametrize("make", [transactional, at_least_once])
 
 def results() -> list[str]:
     return list(Errand.objects.order_by("place").values_list("result", flat=True))
-
-
-@both
-def test_expressions_are_written_as_they_are(make: Make) -> None:
-    rows = the.errands(9)
-    given = {
-        row.pk: {
-            "done": True,
-            "result": f"sent {row.place}",
-            "attempts": F("place") + row.place % 3,
-            "claimed_at": Now(),
-        }
-        for row in rows
-    }
-    assert_run(make(the.PENDING, given)(), processed=9)
-    assert results() == [f"sent {place}" for place in range(9)]
-    attempts = Errand.objects.order_by("place").values_list("attempts", flat=True)
-    assert list(attempts) == [place + place % 3 for place in range(9)]
-    assert not Errand.objects.filter(claimed_at=None).exists()
 
 
 @both

@@ -28,7 +28,6 @@ from dcl_processor.exceptions import (
     InvalidToken,
     ReservationLost,
     StillPending,
-    Unsupported,
 )
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
@@ -108,15 +107,6 @@ def test_a_row_is_settled_from_its_token_with_the_result(kind: Any) -> None:
     assert not run.in_progress().exists()
 
 
-def test_a_row_is_reserved_and_settled_on_the_alias_that_is_asked_for() -> None:
-    [row] = the.errands(1)
-    run = make()
-    [handed] = run.reserve(using="other")
-    assert handed.row._state.db == "other"
-    again(run, handed).settle()
-    assert the.state(row)["done"]
-
-
 def test_rows_that_have_used_up_their_attempts_are_given_up_on_and_not_counted() -> None:
     used_up = the.errands(60, attempts=3)
     fresh = Errand.objects.create()
@@ -167,40 +157,30 @@ def test_a_block_settles_its_row_unless_that_was_done(kind: Any) -> None:
 
 
 @each_kind
-def test_an_error_in_a_block_fails_its_row_and_is_raised(kind: Any) -> None:
-    [row] = the.errands(1)
-    run = make(kind, retry=the.retry(), reset={"claimed": False, "result": ""})
-    [handed] = run.reserve()
-    with pytest.raises(ValueError, match="no"), handed:
-        raise ValueError("no")
-    row.refresh_from_db()
-    assert (row.attempts, row.last_error, row.claimed) == (1, "ValueError: no", False)
-    assert (row.leased_until, row.claimed_at) == (None, None)
-    assert len(run.reserve()) == 1
-
-
-@each_kind
-def test_a_snooze_in_a_block_costs_no_attempt_and_a_discard_gives_up(kind: Any) -> None:
-    one, two = the.errands(2)
+@pytest.mark.parametrize("in_a_block", [True, False])
+def test_a_row_ends_by_what_its_block_raises_or_by_a_method(kind: Any, in_a_block: bool) -> None:
+    rows = the.errands(4)
     run = make(kind, retry=the.retry(), failed={"dead": True})
-    first, second = run.reserve(2)
-    with first:
-        raise Snooze(delay=DAY)
-    with second:
-        raise Discard("never")
-    one.refresh_from_db()
-    assert one.next_attempt_at is not None
-    assert (one.attempts, one.claimed, one.next_attempt_at > now()) == (0, False, True)
-    assert (the.state(two)["dead"], the.state(two)["leased_until"]) == (True, False)
-    assert run.reserve() == []
-
-
-def test_an_interrupt_of_a_block_puts_its_row_back() -> None:
-    [row] = the.errands(1)
-    [handed] = make(retry=the.retry()).reserve()
-    with pytest.raises(KeyboardInterrupt), handed:
-        raise KeyboardInterrupt
-    assert the.untouched(row)
+    failed, snoozed, discarded, released = (again(run, each) for each in run.reserve(4))
+    if in_a_block:
+        with pytest.raises(ValueError, match="no"), failed:
+            raise ValueError("no")
+        with snoozed:
+            raise Snooze(delay=60)
+        with discarded:
+            raise Discard("never")
+    else:
+        failed.fail(ValueError("no"))
+        snoozed.snooze(60)
+        discarded.discard("never")
+    released.release()
+    said = [the.state(row) for row in rows]
+    assert [each["attempts"] for each in said] == [1, 0, 1, 0]
+    assert [each["dead"] for each in said] == [False, False, True, False]
+    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
+    left = Errand.objects.order_by("pk").values_list("next_attempt_at", "last_error")
+    assert [at is None for at, _ in left] == [False, False, True, True]
+    assert [error for _, error in left] == ["ValueError: no", "", "Discard: never", ""]
 
 
 def test_an_error_in_a_block_whose_row_was_lost_says_so() -> None:
@@ -241,24 +221,6 @@ if connection.vendor == "postgresql":
             again(run, handed).settle()
         handed.settle()
         assert the.state(row)["done"]
-
-
-@each_kind
-def test_each_way_to_end_it_works_from_a_token(kind: Any) -> None:
-    rows = the.errands(4)
-    run = make(kind, retry=the.retry(), failed={"dead": True})
-    failed, snoozed, discarded, released = (again(run, each) for each in run.reserve(4))
-    failed.fail(ValueError("no"))
-    snoozed.snooze(60)
-    discarded.discard("never")
-    released.release()
-    said = [the.state(row) for row in rows]
-    assert [each["attempts"] for each in said] == [1, 0, 1, 0]
-    assert [each["dead"] for each in said] == [False, False, True, False]
-    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
-    assert [Errand.objects.get(pk=row.pk).next_attempt_at is None for row in rows] == [
-        *(False, False, True, True)
-    ]
 
 
 def test_an_end_that_the_processor_does_not_have_is_an_error() -> None:
@@ -378,15 +340,6 @@ def test_a_token_survives_renewals(kind: Any) -> None:
         assert (one.expires_at - first) % timedelta(seconds=60) == timedelta(0)
     again(run, handed).settle("still mine")
     assert the.state(row)["result"] == "still mine"
-
-
-def test_a_renewal_that_is_not_needed_changes_nothing() -> None:
-    the.errands(1)
-    [handed] = make().reserve()
-    handed.renew()
-    end = handed.expires_at
-    handed.renew()
-    assert handed.expires_at == end
 
 
 def test_a_claim_has_nothing_to_renew() -> None:
@@ -558,36 +511,6 @@ def test_keys_of_every_kind_come_back(model: type[Any], flag: str, key: dict[str
 
 
 # --- where it is refused
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        the.transactional(never),
-        the.at_most_once(never, claimed_at=None),
-        the.at_most_once(never, claim=None, claimed_at=None),
-    ],
-    ids=["transactional", "no time", "no claim"],
-)
-def test_a_row_that_would_not_show_it_is_not_handed_out(run: BatchProcessor[Errand]) -> None:
-    words = r"expected a processor with a lease, or with claim=… and claimed_at=…, for reserv"
-    with pytest.raises(Unsupported, match=words):
-        run.reserve()
-    with pytest.raises(Unsupported, match=words):
-        run.reservation("")
-
-
-def test_a_hook_that_would_not_be_called_is_refused() -> None:
-    run = make(taken_over=never)
-    for act in (run.reserve, lambda: run.reservation("")):
-        with pytest.raises(Unsupported, match=r"expected a processor without taken_over\(\) for "):
-            act()
-
-
-@pytest.mark.parametrize("limit", [0, -1, 1.5, True, 1_001, None])
-def test_a_limit_is_a_number_of_rows(limit: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"expected reserve\(\)'s limit to be a whole number"):
-        make().reserve(limit)
 
 
 def test_inside_a_transaction_nothing_is_handed_out_or_settled() -> None:

@@ -46,20 +46,6 @@ def test_null_counts_as_no_attempt_and_the_last_one_writes_the_dead_letter(
 
 
 @the.each_way
-def test_rows_with_null_and_with_a_number_are_due_until_the_number_is_reached(
-    make: the.Make,
-) -> None:
-    rows = the.dispatches(4)
-    for row, tries in zip(rows, [None, 0, 1, 2], strict=True):
-        Dispatch.objects.filter(pk=row.pk).update(tries=tries)
-    run = make(the.always_fails, retry=the.retry(2))
-    assert_run(run(), failed=3, to_retry=2)
-    assert the.column("tries") == [1, 1, 2, 2]
-    assert_run(run(), failed=2)
-    assert_run(run())
-
-
-@the.each_way
 @pytest.mark.parametrize(
     "options", [{}, {"strict_order": True}, {"batch_size": 3}, {"concurrency": 3}], ids=str
 )
@@ -136,14 +122,6 @@ def test_a_limit_that_the_counter_cannot_reach_is_refused(make: the.Make) -> Non
 
 
 @the.each_way
-def test_a_large_counter_counts_beyond_four_bytes(make: the.Make) -> None:
-    the.dispatches(1, many_tries=2**40)
-    retry = the.retry(None, attempts="many_tries")
-    assert_run(make(the.always_fails, retry=retry)(), failed=1, to_retry=1)
-    assert the.column("many_tries") == [2**40 + 1]
-
-
-@the.each_way
 def test_a_snooze_without_a_column_for_its_time_is_a_failure_that_says_so(make: the.Make) -> None:
     the.dispatches(2)
 
@@ -181,13 +159,18 @@ def rows_with_limits(**values: Any) -> None:
 @the.each_way
 @each_kind
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("has_failed", [True, False], ids=["dead letter", "none"])
 def test_each_row_has_the_attempts_that_it_is_given(
-    make: the.Make, limit: Any, batch_size: int
+    make: the.Make, limit: Any, batch_size: int, has_failed: bool
 ) -> None:
+    """Without a dead letter one without attempts left is left alone, and not reported."""
     rows_with_limits()
     calls = the.Calls()
-    options = {"failed": {"status": "failed"}, "batch_size": batch_size}
-    run = make(calls.handler(), retry=the.retry(limit), **options)
+    failed: Any = {"status": "failed"} if has_failed else None
+    if make is the.at_most_once and not has_failed:
+        # What is not put back after the last attempt is in doubt.
+        failed = lambda row, error: {"status": "queued"}  # noqa: E731
+    run = make(calls.handler(), retry=the.retry(limit), failed=failed, batch_size=batch_size)
     report = run()
     assert_run(report, failed=3, to_retry=2)
     described = {failure.max_attempts: failure.attempts for failure in report.failures}
@@ -196,30 +179,11 @@ def test_each_row_has_the_attempts_that_it_is_given(
         3: " (attempt 1 of 3, again in 0 s)",
         None: " (attempt 1, again in 0 s)",
     }
-    assert_run(run(), failed=2, to_retry=2)
-    assert_run(run(), failed=2, to_retry=1)
-    assert_run(run(), failed=1, to_retry=1)
-    assert Counter(calls.places) == {0: 1, 1: 3, 2: 4}
-    assert the.column("status") == ["failed", "failed", "queued"]
-    assert the.column("tries") == [1, 3, 4]
-
-
-@the.each_way
-@each_kind
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_without_a_dead_letter_a_row_without_attempts_left_is_left_alone_and_not_reported(
-    make: the.Make, limit: Any, batch_size: int
-) -> None:
-    rows_with_limits()
-    calls = the.Calls()
-    # What AT_MOST_ONCE does not put back after the last attempt is in doubt.
-    failed = {"failed": lambda row, error: {"status": "queued"}} if make is the.at_most_once else {}
-    run = make(calls.handler(), retry=the.retry(limit), batch_size=batch_size, **failed)
-    retried = [2, 2, 1, 1, 1]
-    for number, again in zip([3, 2, 2, 1, 1], retried, strict=True):
+    for number, again in ((2, 2), (2, 1), (1, 1), (1, 1)):
         assert_run(run(), failed=number, to_retry=again)
     assert Counter(calls.places) == {0: 1, 1: 3, 2: 5}
-    assert (the.column("tries"), the.column("status")) == ([1, 3, 5], ["queued"] * 3)
+    last = "failed" if has_failed else "queued"
+    assert (the.column("tries"), the.column("status")) == ([1, 3, 5], [last, last, "queued"])
     assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
 
 
@@ -267,27 +231,6 @@ def test_a_function_that_gives_no_number_fails_its_row_alone_and_costs_no_attemp
     assert (the.column("tries"), the.column("leased_until")) == ([1, 1, 0], [None] * 3)
     assert the.column("status") == ["queued", "queued", "sent"]
     assert the.column("claimed_at") == [None] * 3
-
-
-@the.each_way
-def test_a_function_tells_how_many_attempts_are_left_if_no_column_counts_them(
-    make: the.Make,
-) -> None:
-    the.dispatches(2, allowed=2)
-    Dispatch.objects.filter(place=1).update(allowed=0)
-    calls = the.Calls()
-
-    def left(row: Dispatch) -> int | None:
-        return None if row.allowed is None else row.allowed - row.priority
-
-    retry = the.retry(left, attempts=None, on_failure={"priority": 1})
-    run = make(calls.handler(), retry=retry, failed=lambda row, error: {"priority": 2})
-    assert_run(run(), failed=1, to_retry=1)
-    # AT_MOST_ONCE leaves a row claimed whose last attempt has failed: it is in doubt.
-    assert_run(run(), failed=1)
-    Dispatch.objects.update(status="queued")
-    assert_run(run())
-    assert calls.places == [0, 0]
 
 
 def test_process_batch_gets_the_rows_that_have_attempts_left() -> None:

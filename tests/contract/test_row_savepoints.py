@@ -148,8 +148,6 @@ if IS_PSYCOPG3:
         "a pipeline": pipeline,
     }
 past_django = pytest.mark.parametrize("past_django", PAST_DJANGO.values(), ids=PAST_DJANGO)
-# psycopg2 does not show what a handler sends, so that each row begins with its savepoint.
-IS_SEEN = connection.vendor != "postgresql" or IS_PSYCOPG3
 # SQLite's driver counts what was written, and the batch is redone without the row.
 HAS_LAZY_SAVEPOINT = connection.vendor != "sqlite"
 
@@ -274,19 +272,6 @@ if connection.vendor == "postgresql":
             return
         with cursor.copy(sql) as copy:
             copy.write(text)
-
-
-def test_a_savepoint_is_opened_for_the_rows_whose_handlers_use_the_database() -> None:
-    parcels(10)
-
-    def handle(row: Parcel) -> None:
-        if row.priority in (3, 7):
-            note(row)
-
-    with statements() as seen:
-        assert_run(in_batches(handle)(), processed=10)
-    assert len(savepoints(seen)) == (2 if IS_SEEN else 10)
-    assert worked() == [3, 7]
 
 
 def test_a_handler_that_leaves_a_wrapper_behind_does_not_break_the_rows_after_it() -> None:

@@ -75,18 +75,6 @@ def test_a_settlement_that_fails_at_the_commit_takes_no_claim_with_it(make: the.
 
 @the.each_delivery
 @pytest.mark.parametrize("statement", ["settlement", "claim"])
-def test_a_session_that_ends_in_the_message_repeats_no_work(make: the.Make, statement: str) -> None:
-    the.errands(5)
-    handled: list[int] = []
-    condition = "NEW.place = 2 AND NEW.done" if statement == "settlement" else claims(3)
-    with at_update(condition, "PERFORM pg_terminate_backend(pg_backend_pid())", times=1):
-        assert_run(make(recording(handled))(), processed=5, passes=1)
-    assert sorted(handled) == [0, 1, 2, 3, 4]
-    assert the.places(done=True) == [0, 1, 2, 3, 4]
-
-
-@the.each_delivery
-@pytest.mark.parametrize("statement", ["settlement", "claim"])
 def test_an_interrupt_in_the_message_loses_no_settlement(make: the.Make, statement: str) -> None:
     """The driver cancels the message, so that the row is settled by a statement of its own."""
     the.errands(4)

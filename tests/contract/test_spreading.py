@@ -11,13 +11,11 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
-from dcl_processor.engine.source import ALONE_AFTER, MOST_MISSES
+from dcl_processor.engine.source import MOST_MISSES
 from dcl_processor.locking.wanted import SPARE
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel
-
-LOCKS = "FOR NO KEY UPDATE"
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -91,27 +89,6 @@ def test_rows_that_fail_or_stay_are_not_tried_again_by_a_copy_that_went_elsewher
 
 
 # Elsewhere a claim never chooses.
-if connection.features.has_select_for_no_key_update:
-
-    def test_a_copy_that_is_alone_again_chooses_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-        """A choice names other rows as well, which costs the server more than a plain claim."""
-        monkeypatch.setattr(scan, "WINDOW", 200)
-        monkeypatch.setattr(scan, "WIDE_WINDOW", 200)
-        finish_at, pks = 10, [row.pk for row in parcels(150)]
-        handled: list[int] = []
-
-        def handle(row: Parcel) -> None:
-            handled.append(row.pk)
-            if len(handled) == finish_at:
-                left = set(pks) - set(handled)
-                finish(min(left))
-
-        with CaptureQueriesContext(connection) as sent:
-            report = processor(handle)()
-        assert report.processed >= 149
-        chosen = [query["sql"].count("LIMIT") > 0 for query in sent if LOCKS in query["sql"]]
-        assert ALONE_AFTER - 10 < sum(chosen) <= ALONE_AFTER
-        assert not any(chosen[-(150 - finish_at - 1 - ALONE_AFTER) :])
 
 
 def test_a_lone_copy_keeps_its_order_and_never_looks_twice() -> None:

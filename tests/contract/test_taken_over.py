@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Discard, Lease, Snooze
 from dcl_processor.engine import heartbeat
-from dcl_processor.exceptions import InvalidOption, TransactionLeftOpen
+from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.execution.event_loop import EventLoop
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
@@ -140,25 +140,6 @@ def test_it_is_called_again_if_the_row_stays_pending_by_what_it_raises(
     assert not the.state(row)["leased_until"]
 
 
-async def look_async(row: Errand) -> None:
-    """Look."""
-
-
-@pytest.mark.parametrize(
-    ("make", "hook", "words"),
-    [
-        (the.transactional, the.ignore, "no taken_over with TRANSACTIONAL, whose rows have no"),
-        (the.at_most_once, the.ignore, "no taken_over with AT_MOST_ONCE, whose rows have no"),
-        (the.at_least_once, lambda: None, "taken_over to be a function of one row"),
-        (the.at_least_once, 7, "taken_over to be a function of one row, got 7"),
-        (the.at_least_once, look_async, "taken_over to be a plain function, as the handler is"),
-    ],
-)
-def test_a_function_that_cannot_be_called_is_refused(make: the.Make, hook: Any, words: str) -> None:
-    with pytest.raises(InvalidOption, match=words):
-        make(the.ignore, taken_over=hook)
-
-
 # --- beside ``process_batch()``: before the call, and for each row alone
 
 
@@ -201,17 +182,6 @@ class Calls:
             else {"taken_over": self.taken_over, "process_batch": self.handle}
         )
         return the.at_least_once(the.ignore, **{**hooks, "batch_size": 10, **options})
-
-
-@each_kind
-def test_it_is_called_with_each_lapsed_row_before_the_call(is_async: bool) -> None:
-    rows = the.errands(5)
-    left_behind(rows[1])
-    left_behind(rows[3])
-    calls = Calls()
-    assert_run(calls.processor(is_async=is_async)(), processed=5)
-    assert calls.made == [("taken over", 1), ("taken over", 3), [0, 1, 2, 3, 4]]
-    assert the.places(done=True, leased_until=None) == [0, 1, 2, 3, 4]
 
 
 @each_kind

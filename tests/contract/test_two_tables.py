@@ -261,53 +261,6 @@ if HAS_GATE:
         assert run().processed == 2
 
 
-class Killed(BaseException):
-    """Stands for a process that is killed: no error handler catches it, nothing more is sent."""
-
-
-def die_at(number: int, where: Callable[[str], bool]) -> Any:
-    """Let the process die before this one of the statements that ``where`` recognises."""
-    seen: list[str] = []
-
-    def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-        if where(sql):
-            seen.append(sql)
-        if len(seen) >= number:
-            raise Killed
-        return execute(sql, *args)
-
-    return connection.execute_wrapper(wrapper)
-
-
-@each_kind
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_process_that_dies_in_a_settlement_has_written_all_of_it_or_nothing(
-    kind: Any, number: int
-) -> None:
-    [row] = rows(1)
-    claimed: dict[str, Any] = {}
-    run = processor(the.ignore, kind)
-
-    def handle(row: Express) -> None:
-        claimed.update(state(row))
-        death.__enter__()
-
-    death = die_at(number, is_write)
-    try:
-        with pytest.raises(Killed):
-            processor(handle, kind)()
-    finally:
-        death.__exit__(None, None, None)
-        connection.close()  # what becomes of the session of a killed process
-    assert state(row) == claimed
-    if kind is CLAIMED:
-        assert list(run.in_doubt(older_than=0)) == [row]
-        assert run.mark_done(run.in_doubt(older_than=0)) == 1
-    else:
-        assert_run(run(), processed=1)
-    assert state(row)["done"]
-
-
 if connection.vendor == "postgresql":
 
     @pytest.mark.parametrize("table", ["tests_freight", "tests_express"])
@@ -325,18 +278,6 @@ if connection.vendor == "postgresql":
         assert (report.processed, report.failed) == (0, 1)
         assert not state(row)["done"]
         assert state(row)["attempts"] < 9
-
-
-@pytest.mark.parametrize("act", ["mark_done", "requeue"])
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_person_who_is_cut_off_has_written_all_of_it_or_nothing(act: str, number: int) -> None:
-    made = rows(2, claimed=True, claimed_at="2024-05-01T00:00:00Z")
-    before = [state(row) for row in made]
-    run = processor(the.ignore, CLAIMED)
-    with pytest.raises(Killed), die_at(number, is_write):
-        getattr(run, act)(Express.objects.all())
-    connection.close()
-    assert [state(row) for row in made] == before
 
 
 class Unlocked(NamedTuple):

@@ -142,18 +142,6 @@ def test_however_many_rows_come_together_a_wrong_flip_is_called_for_twice(
     assert len(calls) == len(set(calls)) == 2
 
 
-def test_asynchronous_handlers_start_when_the_first_flip_was_written() -> None:
-    the.errands(60)
-    calls: list[int] = []
-
-    async def handle(row: Errand) -> None:
-        calls.append(row.place)
-
-    report = the.at_least_once(handle, done=of_result(raises), batch_size=30)(concurrency=20)
-    assert_run(report, failed=2, stopped="failures")
-    assert len(calls) == 2
-
-
 def fails(*_: object) -> None:
     raise OSError("no answer")
 

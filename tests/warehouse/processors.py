@@ -22,7 +22,10 @@ if "EXIT_WITHIN" in os.environ:
 three_at_once = Barrier(3)
 
 
-@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
+# These have a name, because tests import them where the app is not installed.
+@batch_processor(
+    name="warehouse.deliver", pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}
+)
 def deliver(parcel: Parcel) -> None:
     """Bring a parcel to its door.
 
@@ -42,6 +45,7 @@ def deliver(parcel: Parcel) -> None:
 
 
 @batch_processor(
+    name="warehouse.deliver_alone",
     pending=lambda: Parcel.objects.filter(sent=False, note__startswith="alone"),
     done={"sent": True},
     max_workers=1,
@@ -122,6 +126,7 @@ def try_twice(errand: Errand) -> None:
 
 
 @batch_processor(
+    name="warehouse.fetch",
     pending=lambda: Errand.objects.filter(done=False, claimed=False, result=""),
     done={"done": True},
     claim={"claimed": True},

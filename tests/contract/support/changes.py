@@ -31,15 +31,6 @@ def remove_tags(pk: Any, using: str) -> object:
     return Parcel.tags.through.objects.using(using).filter(parcel=pk).delete()
 
 
-def add_tag(pk: Any, using: str) -> object:
-    tag = Tag.objects.using(using).create(name="done")
-    return Parcel.tags.through.objects.using(using).create(parcel_id=pk, tag=tag)
-
-
-def print_receipt(pk: Any, using: str) -> object:
-    return Receipt.objects.using(using).filter(parcel=pk).update(printed=True)
-
-
 def write_receipt(pk: Any, using: str) -> object:
     return Receipt.objects.using(using).create(parcel_id=pk)
 
@@ -53,12 +44,6 @@ def tagged() -> Parcel:
 def unscanned() -> Parcel:
     row: Parcel = parcel()()
     row.scans.all().delete()
-    return row
-
-
-def with_receipt() -> Parcel:
-    row: Parcel = parcel()()
-    Receipt.objects.create(parcel=row)
     return row
 
 
@@ -85,9 +70,3 @@ def inspect_vehicle(pk: Any, using: str) -> object:
 def inspect_trailer(pk: Any, using: str) -> object:
     trailer = Trailer.objects.using(using).get(pk=pk)
     return inspect_vehicle(trailer.vehicle_id, using)
-
-
-def in_blue() -> Parcel:
-    row: Parcel = parcel()()
-    row.tags.add(Tag.objects.get_or_create(name="blue")[0])
-    return row

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from django.db.models import (
-    BooleanField,
-    Case,
-    Count,
-    Exists,
-    F,
-    Func,
-    OuterRef,
-    Q,
-    Subquery,
-    Value,
-    When,
-    Window,
-)
+from django.db.models import BooleanField, Case, Count, Exists, Func, OuterRef, Value, When, Window
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Greatest, RowNumber
+from django.db.models.functions import RowNumber
 
 from tests.contract.support.changes import (
     add_scan,
@@ -29,7 +14,6 @@ from tests.contract.support.changes import (
     spoil_scans,
     unscanned,
 )
-from tests.contract.support.own_shapes import parcel
 from tests.contract.support.shapes import MARIADB, POSTGRESQL, SQLITE, here
 from tests.contract.support.spanning_shapes import span
 from tests.models import Depot, Message, OpenParcel, Parcel, Scan, Seat
@@ -47,7 +31,6 @@ scans = Scan.objects.filter(parcel=OuterRef("pk"), ok=True)
 depot = Depot.objects.filter(pk=OuterRef("depot"))
 
 SUBQUERIES = [
-    span("or exists", parcels.filter(Q(weight=7) | Exists(scans)), leave=spoil_scans),
     span(
         "keys of two columns of the same table",
         Seat.objects.filter(pk__in=Seat.objects.filter(sent=False)),
@@ -67,26 +50,11 @@ SUBQUERIES = [
     ),  # no input
     span("exists", parcels.filter(Exists(scans)), leave=spoil_scans),
     span("not exists", parcels.filter(~Exists(scans)), unscanned, leave=add_scan),
-    span(
-        "subquery",
-        parcels.filter(depot=Subquery(depot.filter(open=True).values("pk")[:1])),
-        leave=close_depot,
-    ),
     span("keys of the same table", Parcel.objects.filter(pk__in=parcels.values("pk"))),
     span(
         "keys of a slice",
         Parcel.objects.filter(pk__in=parcels.order_by("-priority").values("pk")[:50]),
         vendors=(POSTGRESQL, SQLITE),
-    ),
-    span(
-        "keys of groups",
-        parcels.filter(
-            pk__in=Scan.objects.values("parcel")
-            .annotate(n=Count("pk"))
-            .filter(n__gte=2)
-            .values("parcel")
-        ),
-        leave=remove_scan,
     ),
     span(
         "extra where",
@@ -123,13 +91,6 @@ ANNOTATIONS = [
         leave=remove_scan,
         is_double=False,
     ),
-    span("annotation across", parcels.annotate(where=F("depot__name")), is_double=False),
-    span(
-        "annotation of a subquery",
-        parcels.annotate(n=Subquery(scans.values("pk")[:1])),
-        is_double=False,
-    ),
-    span("alias", parcels.alias(good=Exists(scans)).filter(good=True), leave=spoil_scans),
     span(
         "case",
         parcels.filter(
@@ -137,18 +98,7 @@ ANNOTATIONS = [
         ),
         leave=close_depot,
     ),
-    span(
-        "function of the row",
-        parcels.annotate(most=Greatest("tries", "priority")).filter(most__lt=9),
-        is_double=False,
-    ),
     span("distinct", parcels.filter(scans__ok=True).distinct(), leave=spoil_scans, is_double=False),
-    span(
-        "distinct keys of two columns",
-        Seat.objects.filter(sent=False).distinct(),
-        lambda: Seat.objects.create(row=Seat.objects.count(), number=3),
-        is_double=False,
-    ),
     span(
         "distinct and ordered across",
         parcels.filter(scans__ok=True).distinct().order_by("scans__ok", "depot__name"),
@@ -160,20 +110,6 @@ ANNOTATIONS = [
         parcels.annotate(n=Count("scans")).order_by("-n"),
         is_double=False,
         options={"strict_order": True},
-    ),
-    span("select related", parcels.select_related("depot"), is_double=False),
-    span(
-        "select related and asked",
-        parcels.filter(depot__open=True).select_related("depot"),
-        leave=close_depot,
-    ),
-    span(
-        "transform",
-        Parcel.objects.filter(sent_at__year=2000),
-        parcel(sent_at=datetime(2000, 5, 1, tzinfo=UTC)),
-        done={"sent_at": None},
-        spare="note",
-        is_double=False,
     ),
     span(
         "document",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import F, Prefetch, Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -60,7 +60,6 @@ clear_date = {"sent_at": None}
 
 LOOKUPS = [
     own("equal", parcels),
-    own("in a list", Parcel.objects.filter(sent=False, priority__in=[0, 1])),
     own("null", Parcel.objects.filter(sent_at=None), done={"sent_at": Now()}),
     own(
         "less than another column",
@@ -77,9 +76,6 @@ LOOKUPS = [
         spare="note",
     ),
     own("or", Parcel.objects.filter(Q(sent=False) | Q(priority=7)), done={"sent": True}),
-    own("negated", Parcel.objects.filter(~Q(sent=True))),
-    own("xor", Parcel.objects.filter(Q(sent=True) ^ Q(priority=0))),
-    own("not across", Parcel.objects.filter(sent=False, depot__isnull=False)),
     own("generated column", Priced.objects.filter(sent=False, gross__gte=2), Priced.objects.create),
 ]
 
@@ -124,18 +120,8 @@ MODELS = [
 ]
 
 LOADING = [
-    own("only", parcels.only("priority", "note")),
-    own("defer", parcels.defer("depot", "weight")),
-    own("prefetch", parcels.prefetch_related("scans", "tags")),
-    own(
-        "prefetch of a queryset",
-        parcels.prefetch_related(
-            Prefetch("scans", Scan.objects.filter(ok=True).order_by("-pk"), to_attr="good")
-        ),
-    ),
     own("locking queryset", parcels.select_for_update(nowait=True)),
     own("using", Parcel.objects.using("other").filter(sent=False), using="other"),
-    own("using an option", parcels, options={"using": "other"}, using="other"),
     own("filter", parcels, filter=Q(weight=5)),
     own(
         "related manager",
@@ -146,12 +132,8 @@ LOADING = [
 ]
 
 ORDERS = [
-    own("descending", parcels.order_by("-priority")),
-    own("nulls last", parcels.order_by(F("weight").desc(nulls_last=True), "-pk")),
     own("order across a relation", parcels.order_by("depot__name", "-scans__id")),
     own("random order", parcels.order_by("?")),
-    own("reversed", parcels.order_by("priority").reverse()),
-    own("order of the model", Priced.objects.filter(sent=False), Priced.objects.create),
     own(
         "order of the model across a relation",
         Visit.objects.filter(done=False),
