@@ -9,11 +9,9 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Model
 
-from dcl_processor import Delivery
 from tests import models as tables
 from tests.fuzz.cases import CLOCK, Case
 from tests.fuzz.oracle import Columns
-from tests.fuzz.words import meaning
 
 
 def stale_facts(case: Case, row: Any, before: Columns | None) -> list[str]:
@@ -22,12 +20,10 @@ def stale_facts(case: Case, row: Any, before: Columns | None) -> list[str]:
     ``before``: the columns of the row before the first session came to it.
     """
     using = row._state.db
-    if case.mark() is None and case.claim is None:
+    if case.mark() is None:
         return [*_unlike_the_answer(case, row, ()), *_unlike_the_row(case, row)]
     if before is None:
         return [f"row {row.pk} was not there"]
-    if case.mark() is None and not _unlike_the_answer(case, row, _marked(case)):
-        return _unlike_the_row(case, row)  # a lapsed lease has left its mark, and it is claimed so
     # It is marked, and so not pending any more: asked as it was when it was claimed.
     marked = _marked(case)
     computed = {field.attname for field in row._meta.concrete_fields if field.generated}
@@ -76,10 +72,9 @@ def _loaded(row: Model) -> list[str]:
 
 def _marked(case: Case) -> set[str]:
     fields = case.world.model._meta.concrete_fields
-    mark = case.mark() or (meaning(case.claim) if case.claim is not None else {})
+    mark = case.mark() or {}
     names = {field.attname for field in fields if {field.name, field.attname} & mark.keys()}
-    is_timed = case.delivery == Delivery.AT_LEAST_ONCE or (case.claim is not None and case.timed)
-    return names | ({CLOCK} if is_timed else set())
+    return names | ({CLOCK} if case.claim is not None and case.timed else set())
 
 
 def _facts(row: Any, marked: Collection[str], far: int = 2) -> dict[str, Any]:

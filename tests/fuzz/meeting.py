@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from threading import Barrier, Lock, Thread
+from threading import Barrier, Thread
 from typing import Any
 
 from django.db import connections
@@ -16,8 +14,6 @@ from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import ProcessorError
 from tests import models as tables
 from tests.contract.support.gate import other_than, run_and_meanwhile
-from tests.fuzz import keyed
-from tests.fuzz.acting import Actor, Log, in_thread
 from tests.fuzz.cases import RACE, STRANGER, Case
 from tests.fuzz.fresh import stale_facts
 from tests.fuzz.oracle import Columns
@@ -40,22 +36,12 @@ class Met:
     wrong: list[Any] = field(default_factory=list)
     #: Whether the other copy or the stranger has come, and the rows handled before that.
     came: bool = False
-    #: The calls of handlers that do more than succeed.
-    log: Log = field(default_factory=lambda: Log({}))
-    #: The reports of workers that came when a lease had lapsed.
-    takeovers: list[Report] = field(default_factory=list)
     early: set[Any] = field(default_factory=set)
-    #: The rows in the order in which those of a key are to be handled, if there is one.
-    order: list[Any] = field(default_factory=list)
-    #: How many handlers are at work, by the key of their row.
-    at_work: Counter[Any] = field(default_factory=Counter)
-    lock: Lock = field(default_factory=Lock)
 
 
 def meet(case: Case, before: Mapping[Any, Columns]) -> Met:
     """Let two workers handle the rows of an example; ``before``: what these say, by key."""
-    met = Met(before=before, log=Log({pk: n for n, pk in enumerate(before)}))
-    met.order = keyed.order_of(case)
+    met = Met(before=before)
     if case.meeting == RACE:
         _race(case, met)
         return met
@@ -67,8 +53,7 @@ def meet(case: Case, before: Mapping[Any, Columns]) -> Met:
         if case.meeting == STRANGER:
             change_what_is_beside(outsider)
         else:
-            # The copy at the gate has the lock of a key until this one has ended.
-            _copy(case, met, outsider, patience=PATIENCE if case.key is None else 0)
+            _copy(case, met, outsider)
 
     # An error of the copy in the middle stays there, as it would in another process.
     try:
@@ -118,60 +103,32 @@ def _race(case: Case, met: Met) -> None:
         met.wrong.append("a copy that did not end")
 
 
-def _copy(case: Case, met: Met, using: str | None, *, patience: float = PATIENCE) -> None:
+def _copy(case: Case, met: Met, using: str | None) -> None:
     try:
-        met.reports.append(run(case, met, using, patience=patience))
+        met.reports.append(processor(case, met).run(using=using, wait_for_locked=PATIENCE))
     except ProcessorError as error:
         met.refusals.append(error)
     except Exception as error:  # noqa: BLE001  # judged with all else
         met.wrong.append(error)
 
 
-def run(case: Case, met: Met, using: str | None, *, patience: float = PATIENCE) -> Report:
-    """Let one copy run."""
-    if case.trouble is None:
-        return processor(case, met).run(using=using, wait_for_locked=patience)
-    actor = Actor(case, met.log, lambda: in_thread(lambda: take_over(case, met)))
-    several = 3 if case.trouble.is_async else 1
-    # Where statements are counted, each is sent alone, and no flip waits for the next claim.
-    counts = isinstance(case.trouble.lapse, int)
-    with actor.watched(using or case.queryset()._db or "default") if counts else nullcontext():
-        return processor(case, met, actor).run(
-            using=using, wait_for_locked=patience, concurrency=several
-        )
-
-
-def take_over(case: Case, met: Met) -> None:
-    """Let another copy take the rows whose leases have lapsed; others may have rows locked."""
-    met.takeovers.append(run(case, met, None, patience=1))
-
-
-def processor(case: Case, met: Met, actor: Actor | None = None) -> BatchProcessor[Any]:
+def processor(case: Case, met: Met) -> BatchProcessor[Any]:
     """Return the processor, whose handler looks whether what it was given is so."""
 
     def handle(row: Any) -> None:
         met.handled.append(row.pk)
         if not met.came:
             met.early.add(row.pk)
-        with keyed.at_work(case, met, row):
-            try:
-                met.wrong += stale_facts(case, row, met.before.get(row.pk))
-                met.wrong += keyed.faults(case, met, row)
-            except Exception as error:
-                met.wrong.append(error)
-                raise
-            if case.spare:
-                case.rows(row._state.db).filter(pk=row.pk).update(**{case.spare: MARK})
-            if actor is not None:
-                actor.act(row)
-
-    async def handle_on_loop(row: Any) -> None:
-        assert actor is not None
-        await actor.act_on_loop(handle, row)
+        try:
+            met.wrong += stale_facts(case, row, met.before.get(row.pk))
+        except Exception as error:
+            met.wrong.append(error)
+            raise
+        if case.spare:
+            case.rows(row._state.db).filter(pk=row.pk).update(**{case.spare: MARK})
 
     make: Callable[..., Any] = batch_processor(
         pending=case.queryset, done=case.done(), name="fuzz", **{**case.options, **case.delivered()}
     )
-    is_async = case.trouble is not None and case.trouble.is_async and actor is not None
-    made: BatchProcessor[Any] = make(handle_on_loop if is_async else handle)
+    made: BatchProcessor[Any] = make(handle)
     return made

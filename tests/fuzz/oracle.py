@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
@@ -12,7 +11,6 @@ from django.db import Error, connections, transaction
 
 from dcl_processor import Delivery
 from tests.fuzz.cases import Case
-from tests.fuzz.words import meaning
 
 Columns = Mapping[str, Any]
 
@@ -68,10 +66,6 @@ class Flipped:
     may_start: bool = True
     #: What it says when its handler was called, and its flip could not be kept.
     left_as: Columns = field(default_factory=dict)
-    #: What it says when it was given up on; ``None``: that cannot be written, or leaves it pending.
-    failed_as: Columns | None = None
-    #: Whether ``reset`` puts it back as it was, if there is one.
-    is_put_back: bool = True
 
 
 def flipped(case: Case, pk: Any, before: Columns) -> Flipped:
@@ -95,27 +89,7 @@ def flipped(case: Case, pk: Any, before: Columns) -> Flipped:
         return Flipped(leaves=False, columns=before, possible=False, left_as=left_as)
     if case.delivery == Delivery.AT_MOST_ONCE and case.claim is None:
         marked = leaves
-    settled = Flipped(marked and leaves, columns, may_start=marked, left_as=left_as)
-    return settled if case.trouble is None else _troubled(case, pk, before, settled)
-
-
-def _troubled(case: Case, pk: Any, before: Columns, settled: Flipped) -> Flipped:
-    """Try what is written to a row that is given up on, and to one that is put back."""
-    failed_as, back = None, before
-    mark = case.mark() or {}
-    with suppress(*ERRORS), transaction.atomic():
-        _write(case, pk, mark)
-        if case.reset is not None:
-            _write(case, pk, meaning(case.reset))
-            back = everything(case)[pk] if pk in pending(case) else {}
-            _write(case, pk, mark)
-        _write(case, pk, meaning(case.failed or "{}"))
-        if pk not in pending(case):
-            failed_as = everything(case)[pk]
-        transaction.set_rollback(True)
-    # Without a claim of its own a row has left pending before its handler is called.
-    left_as = settled.columns if mark and case.claim is None else settled.left_as
-    return replace(settled, failed_as=failed_as, is_put_back=back == before, left_as=left_as)
+    return Flipped(marked and leaves, columns, may_start=marked, left_as=left_as)
 
 
 def _write(case: Case, pk: Any, values: Mapping[str, Any]) -> None:

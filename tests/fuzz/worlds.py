@@ -118,9 +118,6 @@ DEPOT: dict[str, Any] = {
     "around": _around_visit,
 }
 
-#: Models with all the columns that a delivery may write: in one table, and in two.
-WORKERS = (World("Errand.objects", {**WORKER, "place": "int"}), World("Express.objects", WORKER))
-
 WORLDS = (
     World("Parcel.objects", PARCEL, **AROUND_PARCEL),
     World("QuietParcel.objects", PARCEL, **AROUND_PARCEL),
@@ -136,7 +133,7 @@ WORLDS = (
     World("Crate.visible", {"sent": "bool", "hidden": "bool"}),
     World("Priced.objects", {"sent": "bool", "net": "int"}),
     World("Message.objects", {"data": "json"}),
-    WORKERS[0],
+    World("Errand.objects", {**WORKER, "place": "int"}),
     World(
         "Badge.objects",
         {"printed": "bool", "size": "int"},
@@ -165,7 +162,7 @@ WORLDS = (
         },
         **DEPOT,
     ),
-    WORKERS[1],
+    World("Express.objects", WORKER),
 )
 
 #: In the order in which rows may be deleted.
