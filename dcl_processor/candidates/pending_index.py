@@ -281,11 +281,6 @@ class Suggested:
     read: Index | None
     in_flight: Index | None = None
 
-    @property
-    def all(self) -> list[Index]:
-        """The indexes that there are."""
-        return [index for index in (self.read, self.in_flight) if index is not None]
-
 
 def suggested(processor: Definition[Any], question: Question[Any]) -> Suggested:
     """Return the indexes for a processor; sends no query.
