@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import F, Index, Model, Q, Value, lookups
+from django.db.models import F, Index, Model, Q, Value
 from django.db.models.expressions import Col
-from django.db.models.fields import related_lookups
 from django.db.models.functions import Now
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, OR, WhereNode
@@ -31,13 +30,10 @@ from django.db.models.sql.where import AND, OR, WhereNode
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, groups_of
 
-from .question import Question, demanded, order_of
+from .question import PLAIN_LOOKUPS, Question, demanded, order_of
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
-
-# A lookup that a user registered may compile to any SQL, so Django's own are listed.
-_PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
 
 #: Lookups that compare a column's value with others.
 _COMPARISONS = frozenset({"exact", "in", "gt", "gte", "lt", "lte", "range"})
@@ -195,7 +191,7 @@ class _Columns:
         if isinstance(node, WhereNode):
             return self._several(node)
         name = self.of(getattr(node, "lhs", None))
-        if name is None or type(node).__module__ not in _PLAIN_LOOKUPS:
+        if name is None or type(node).__module__ not in PLAIN_LOOKUPS:
             raise _NotConstantError
         lookup = "" if node.lookup_name == "exact" else f"__{node.lookup_name}"
         if not isinstance(node.rhs, _LISTS):
@@ -284,11 +280,6 @@ class Suggested:
     model: type[Model]
     read: Index | None
     in_flight: Index | None = None
-
-    @property
-    def all(self) -> list[Index]:
-        """The indexes that there are."""
-        return [index for index in (self.read, self.in_flight) if index is not None]
 
 
 def suggested(processor: Definition[Any], question: Question[Any]) -> Suggested:

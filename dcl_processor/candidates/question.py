@@ -32,8 +32,8 @@ from dcl_processor.masking import shown
 
 M = TypeVar("M", bound=Model)
 
-# A lookup that a user registered may compile to any SQL, so Django's own are listed.
-_PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
+#: The modules of Django's own lookups: one that a user registered may compile to any SQL.
+PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def _columns(model: type[Model]) -> list[Any]:
 def _is_own(node: Any, table: str | None) -> bool:
     if isinstance(node, WhereNode):
         return all(_is_own(child, table) for child in node.children)
-    if type(node).__module__ not in _PLAIN_LOOKUPS or not isinstance(node, lookups.Lookup):
+    if type(node).__module__ not in PLAIN_LOOKUPS or not isinstance(node, lookups.Lookup):
         return False
     value: Any = node.rhs
     values = value if isinstance(value, list | tuple | set | frozenset) else [value]

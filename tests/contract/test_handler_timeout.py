@@ -220,30 +220,6 @@ def test_an_interrupt_on_its_way_when_the_handler_returns_hits_nothing_else(
         limit.close()
 
 
-@pytest.mark.parametrize("swallowed", [False, True])
-def test_a_profiler_goes_on_after_an_interrupt(swallowed: bool) -> None:
-    """CPython 3.11 hangs under a profiler if it is left to look for an error that is not there."""
-    the.errands(1)
-    seen: list[str] = []
-
-    def handle(row: Errand) -> None:
-        try:
-            hang()
-        except HandlerCancelled:
-            if not swallowed:
-                raise
-
-    report = the.transactional(handle, handler_timeout=SOON)()
-    before = sys.getprofile()
-    sys.setprofile(lambda frame, event, _: seen.append(event))
-    try:
-        the.ignore(None)
-    finally:
-        sys.setprofile(before)
-    assert_run(report, failed=1)
-    assert "call" in seen
-
-
 def test_an_interrupt_of_a_call_that_is_over_is_not_sent() -> None:
     watched = time_limit._Watched(due=0.0)
     watched.end()
@@ -467,31 +443,6 @@ def test_a_transaction_on_another_alias_is_not_lost() -> None:
     with transaction.atomic(using="other"), pytest.raises(InsideTransaction, match="'other'"):
         run()
     assert_run(run(), failed=1)
-
-
-@pytest.mark.usefixtures("only_who_hangs")
-def test_a_session_is_as_django_knew_it_before_the_handler() -> None:
-    """Closed inside a block, with a wrapper that is noted: the interrupt comes in between."""
-    the.errands(2)
-
-    def wrapper(execute: Any, *arguments: Any) -> Any:
-        raise AssertionError("expected the wrapper to be removed")
-
-    def handle(row: Errand) -> None:
-        if row.place == 0:
-            other: Any = connections["other"]
-            other.ensure_connection()
-            other.in_atomic_block = True
-            other.close()
-            other.execute_wrappers.append(wrapper)
-            hang()
-
-    report = the.at_least_once(handle, handler_timeout=SOON)()
-    assert_run(report, processed=1, failed=1)
-    assert connections["other"].execute_wrappers == []
-    with connections["other"].cursor() as cursor:
-        cursor.execute("SELECT 1")
-        assert cursor.fetchone() == (1,)
 
 
 def test_an_attempt_is_counted_when_the_server_has_released_the_row(
