@@ -123,6 +123,19 @@ def is_flip(sql: str) -> bool:
     return sql.startswith("UPDATE") and '"result"' in sql.replace("`", '"') and "sent" in sql
 
 
+@each_delivery
+def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make) -> None:
+    rows = the.errands(3)
+    options = {"retry": the.retry()} if make is the.at_least_once else {}
+    run = bulk(make, the.raising(KeyboardInterrupt()), **options)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    if make is the.at_least_once:
+        assert all(the.untouched(row) for row in rows)
+    else:
+        assert run.in_doubt(older_than=0).count() == 3
+
+
 class Line(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
     """A resource of either kind; the first one is broken."""
 
