@@ -12,6 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Snooze
+from dcl_processor.exceptions import Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
@@ -88,6 +89,17 @@ def test_at_most_once_leaves_rows_in_doubt_that_have_no_result(
     assert [row.place for row in run.in_doubt(older_than=0)] == in_doubt
     assert_run(run())
     assert len(calls.places) == 1
+
+
+@the.all_deliveries
+def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
+    the.errands(1)
+    report = bulk(make, Calls(lambda rows: {str(rows[0].pk): None}))()
+    assert_run(report, failed=1)
+    [error] = [each.error for each in report.failures]
+    assert isinstance(error, Unsupported)
+    assert "keys are primary keys of the rows" in str(error)
+    assert the.places(done=True) == []
 
 
 @the.all_deliveries
