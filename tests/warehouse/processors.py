@@ -24,9 +24,7 @@ three_at_once = Barrier(3)
 
 # These have a name, because tests import them where the app is not installed.
 @batch_processor(
-    name="warehouse.deliver",
-    pending=lambda: Parcel.objects.filter(sent=False),
-    done={"sent": True},
+    name="warehouse.deliver", pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}
 )
 def deliver(parcel: Parcel) -> None:
     """Bring a parcel to its door.
