@@ -276,14 +276,6 @@ class Errand(RetryColumns, LeaseColumn):
     code = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # unique or none
 
 
-class Entry(models.Model):
-    """A line of a log that is only appended to: a handler began with an errand, or ended."""
-
-    errand = models.BigIntegerField()
-    place = models.IntegerField()
-    begins = models.BooleanField()
-
-
 class SecondsField(models.DateTimeField):  # type: ignore[type-arg]  # no generic at run time
     """Keeps no microseconds, as columns do that an older application made."""
 

@@ -189,6 +189,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: errands(**{**CLAIMING, "done": None}).mark_done(Errand.objects.all()),
         "where done=… is not a mapping, got no values",
     ),
+    (
+        lambda: errands().discard(Errand.objects.all()),
+        r"expected discard\(rows, values=\{…\}\) where failed",
+    ),
     *(
         (
             lambda options=options: errands(**options).in_doubt(older_than=60),

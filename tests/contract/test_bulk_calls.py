@@ -12,6 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Snooze
+from dcl_processor.exceptions import Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
@@ -91,6 +92,17 @@ def test_at_most_once_leaves_rows_in_doubt_that_have_no_result(
 
 
 @the.all_deliveries
+def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
+    the.errands(1)
+    report = bulk(make, Calls(lambda rows: {str(rows[0].pk): None}))()
+    assert_run(report, failed=1)
+    [error] = [each.error for each in report.failures]
+    assert isinstance(error, Unsupported)
+    assert "keys are primary keys of the rows" in str(error)
+    assert the.places(done=True) == []
+
+
+@the.all_deliveries
 @pytest.mark.parametrize("answer", ["sent", {1, 2}, 7, iter([1, 2])], ids=repr)
 def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> None:
     the.errands(2)
@@ -117,6 +129,19 @@ def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) ->
             assert_run(report, failed=4)
             assert the.places(dead=True) == [0, 1, 2, 3]
     assert the.places(done=True) == []
+
+
+@each_delivery
+def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make) -> None:
+    rows = the.errands(3)
+    options = {"retry": the.retry()} if make is the.at_least_once else {}
+    run = bulk(make, the.raising(KeyboardInterrupt()), **options)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    if make is the.at_least_once:
+        assert all(the.untouched(row) for row in rows)
+    else:
+        assert run.in_doubt(older_than=0).count() == 3
 
 
 class Line(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):

@@ -193,6 +193,20 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert_run(waiting(), processed=2)
 
 
+@pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
+def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
+    parcels(scan.WINDOW + 3)
+    ordered = processor(the.ignore, pending=UNSENT.order_by("-priority"), **option)
+    ordered.max_pending = scan.WINDOW + 2
+    assert f"got {scan.WINDOW + 3};" in refused(ordered)
+    ordered.max_pending = 50
+    with CaptureQueriesContext(connection) as queries:
+        assert "got more than 500;" in refused(ordered)
+    assert "LIMIT 501" in queries[-1]["sql"]
+    ordered.max_pending = scan.WINDOW + 3
+    assert_run(ordered(limit=1), processed=1, stopped="limit")
+
+
 def test_a_row_that_matches_several_times_counts_once() -> None:
     first, *others = parcels(3, depot=Depot.objects.create(name="north"))
     Scan.objects.bulk_create(Scan(parcel=first) for _ in range(scan.WINDOW + 1))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import linecache
 import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,8 +20,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import Report, Retry, Snooze, batch_processor
+from dcl_processor import Discard, Report, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import HandlerExited, InvalidOption, RowsFailed
+from dcl_processor.runner.counters import logger
+from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
@@ -241,6 +245,53 @@ def test_work_that_was_only_promised_is_not_done(wrapped: Callable[[Parcel], Any
     report = run(lambda row: wrapped(row))  # noqa: PLW0108  # that is the disguise
     assert_run(report, failed=3)
     assert "is never run" in str(report.failures[0].error)
+
+
+class Large:
+    """Something a handler has loaded."""
+
+
+def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[weakref.ref[Large]] = []
+    monkeypatch.setattr(logger, "disabled", True)  # pytest keeps every log record, errors and all
+
+    def handle(row: Parcel) -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        try:
+            raise ValueError("the first")  # noqa: TRY301  # there is nothing else to do it
+        except ValueError as first:
+            raise RuntimeError("the second") from first
+
+    report = run(handle)
+    gc.collect()
+    assert_run(report, failed=3)
+    assert "the first" in report.failures[0].traceback
+    assert [reference() for reference in kept] == [None] * 3
+
+
+OUTCOMES = pytest.mark.parametrize(
+    ("returned", "counts"),
+    [
+        (Snooze("not yet"), {"snoozed": 1}),
+        (Discard("never"), {"discarded": 1}),
+        (ValueError, {"failed": 1, "to_retry": 1}),
+    ],
+    ids=["snooze", "discard", "error"],
+)
+
+
+@OUTCOMES
+def test_what_a_reservation_is_settled_with(returned: Any, counts: Any) -> None:
+    the.errands(1)
+    run = the.at_least_once(the.ignore, retry=the.retry(), failed={"dead": True})
+    [one] = run.reserve(limit=1)
+    one.settle(returned)
+    row = Errand.objects.get()
+    assert (row.done, row.dead) == (False, "discarded" in counts)
+    assert row.attempts == (0 if "snoozed" in counts else 1)
 
 
 # --- ``resource()``: opened once, kept, opened anew after a failure, and no row charged for it

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Case, Count, F, Q, When
 from django.db.models.signals import post_save
 from django.utils import timezone
@@ -292,6 +292,18 @@ def test_what_it_does_not_decide_costs_one_question_more(ask: Any) -> None:
     Parcel.objects.all().delete()
     taken_for_granted = each_costs(parcels, pending=ask, done={"sent": True}, repeats=True)
     assert asked == taken_for_granted + 1
+
+
+def test_a_durable_block_is_refused_in_the_rows_transaction() -> None:
+    the.errands(3)
+
+    def handle(_: Errand) -> None:
+        with transaction.atomic(durable=True):
+            raise AssertionError("expected the block to be refused")
+
+    report = the.transactional(handle)()
+    assert_run(report, failed=3)
+    assert {type(failure.error) for failure in report.failures} == {RuntimeError}
 
 
 def test_a_flip_is_no_save(monkeypatch: pytest.MonkeyPatch) -> None:

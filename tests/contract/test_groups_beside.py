@@ -33,7 +33,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Errand, Parcel, Sample, Tag
+from tests.models import Depot, Errand, Sample, Tag
 from tests.waiting import Barrier, until, wait
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -280,42 +280,30 @@ def test_the_lock_needs_a_transaction() -> None:
         grouped("transactional", ignore).lock_key(1)
 
 
-def test_the_lock_needs_keys() -> None:
-    with pytest.raises(InvalidOption, match="expected group_by=… for lock_key"):
-        grouped("transactional", ignore, group_by=None).lock_key(1)
-    with pytest.raises(InvalidOption, match="group_by='nothing' to name a column"):
-        grouped("transactional", ignore, group_by="nothing").lock_key(1)
-    with pytest.raises(InvalidOption, match="expected using"):
-        grouped("transactional", ignore).lock_key(1, using="nowhere")
+def by_depot() -> Any:
+    return processor(ignore, group_by="depot")
 
 
-def by_depot(**options: Any) -> Any:
-    return processor(ignore, group_by="depot", **options)
+def by(column: str | None, **options: Any) -> Any:
+    return grouped("transactional", ignore, group_by=column, **options)
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
+    ("make", "key", "words"),
     [
-        ("north", r"a value of tests\.Parcel\.depot_id, or a row of tests\.Depot, got 'north'"),
-        (Tag(pk=1), "or a row of tests.Depot, got <Tag"),
-        (Depot(), "a saved row, got <Depot"),
+        (lambda: by(None), 1, "expected group_by=… for lock_key"),
+        (lambda: by("nothing"), 1, "group_by='nothing' to name a column"),
+        (by_depot, "north", r"of tests\.Parcel\.depot_id, or a row of tests\.Depot, got 'north'"),
+        (by_depot, Tag(pk=1), "or a row of tests.Depot, got <Tag"),
+        (by_depot, Depot(), "a saved row, got <Depot"),
+        (lambda: by("place"), Errand(pk=1), r"a value of tests\.Errand\.place"),
+        (
+            lambda: by("day", pending=Sample.objects.all()),
+            "never",
+            r"which tests\.Sample\.day cannot",
+        ),
     ],
 )
-def test_keys_that_their_column_cannot_have_are_refused(key: Any, words: str) -> None:
+def test_keys_that_their_column_cannot_have_are_refused(make: Any, key: Any, words: str) -> None:
     with transaction.atomic(), pytest.raises(InvalidOption, match=words):
-        by_depot().lock_key(key)
-    assert not Parcel.objects.exists()
-
-
-def test_a_row_is_no_key_of_a_plain_column() -> None:
-    with (
-        transaction.atomic(),
-        pytest.raises(InvalidOption, match=r"a value of tests\.Errand\.place"),
-    ):
-        grouped("transactional", ignore).lock_key(Errand(pk=1))
-    day = grouped("transactional", ignore, pending=Sample.objects.all(), group_by="day")
-    with (
-        transaction.atomic(),
-        pytest.raises(InvalidOption, match=r"which tests\.Sample\.day cannot"),
-    ):
-        day.lock_key("never")
+        make().lock_key(key)

@@ -113,6 +113,19 @@ def test_the_oldest_row_that_has_attempts_left_gives_the_age() -> None:
     assert seconds(ask(expression)["oldest"]) == 4500
 
 
+def test_ages_are_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = the.transactional(the.ignore, pending_since="claimed_at")
+    Errand.objects.create(claimed_at=ago(minutes=20))
+    ahead = timezone.now() + timedelta(hours=7)
+    monkeypatch.setattr(timezone, "now", lambda: ahead)
+    answer = ask(run)["oldest"]
+    assert seconds(answer) == 1200
+    assert answer.value.at.tzinfo is UTC
+    document = answer.as_dict()
+    assert document["value"] == answer.value.at.isoformat()
+    assert document["seconds"] == answer.value.seconds
+
+
 def test_an_old_claim_is_in_doubt_and_a_young_one_in_progress() -> None:
     run = the.at_most_once(the.ignore)
     Errand.objects.create(claimed=True, claimed_at=ago(minutes=10))
@@ -305,6 +318,21 @@ def test_a_claimed_row_is_not_given_up_whatever_it_still_contains() -> None:
     Errand.objects.create(dead=True, claimed=True)
     Errand.objects.create(dead=True, claimed=True, claimed_at=ago(seconds=1))
     assert answers(run)["given_up"] == 1
+
+
+def test_a_claimed_row_without_a_time_is_not_shown_as_done() -> None:
+    run = the.at_most_once(the.ignore, claimed_at=None, failed={"dead": True})
+    claimed = Errand.objects.create(claimed=True)
+    words = "it has the values of claim, and no column has the time: its handler is at work, or"
+    assert reason(run, claimed).startswith(words)
+    assert rows.show(run, claimed.pk).parts["unclaimed"].value is False
+    done = Errand.objects.create(claimed=True, done=True)
+    assert reason(run, done) == "it is not in pending: it is done, or does not wait yet"
+    by_result = the.at_most_once(
+        the.ignore, claimed_at=None, done=lambda row, result: {"done": True}
+    )
+    assert reason(by_result, done).startswith(words)
+    assert reason(by_result, done).endswith("in doubt, or it is done; set claimed_at=…")
 
 
 def test_handled_rows_are_not_given_up_whatever_the_flip_writes() -> None:

@@ -28,6 +28,7 @@ from tests.contract.support.errands import (
     transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -80,6 +81,20 @@ if HAS_ROW_LOCKS:
 
     def _copies_left() -> list[str]:
         return [each.name for each in threading.enumerate() if ": worker " in each.name]
+
+    def test_the_copies_meet_at_a_row_that_is_locked_and_at_one_that_is_finished() -> None:
+        [row] = errands(1)
+        result = race(transactional(ignore), workers=3)
+        # The second met it locked and came back to it, the third asked again and found it done.
+        assert result.handled == {row.pk: (1,)}
+        first, second, third = result.reports
+        assert_run(first, processed=1)
+        assert_run(second, stale=1)
+        assert_run(third, stale=1)
+        lines = [" ".join(line.split()[1:]) for line in result.trace.splitlines()]
+        candidates = [place for place, line in enumerate(lines) if "SELECT tests_errand" in line]
+        lock = next(place for place, line in enumerate(lines) if line.startswith("lock SELECT"))
+        assert sum(place < lock for place in candidates) >= 3
 
     def narrowed_without_the_question(
         question: Question[Any], those: RowFilter

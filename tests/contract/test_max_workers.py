@@ -118,6 +118,21 @@ def test_a_worker_that_loses_its_slot_finishes_the_row_at_hand_and_starts_no_oth
     assert_run(capped(handle, make)(), processed=2)
 
 
+@pytest.mark.parametrize("size", [1, 10])
+@the.all_deliveries
+def test_a_worker_that_loses_its_slot_takes_a_free_one_again(make: the.Make, size: int) -> None:
+    the.errands(4)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            end_session(*holders(NAME, 1))
+
+    assert_run(capped(handle, make, batch_size=size)(), processed=4)
+    assert calls == [0, 1, 2, 3]
+
+
 def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_leaves() -> None:
     the.errands(12)
     other, calls, taken = Slot("other", NAME, 1), list[int](), threading.Event()

@@ -46,6 +46,20 @@ def test_null_counts_as_no_attempt_and_the_last_one_writes_the_dead_letter(
 
 
 @the.each_way
+def test_rows_with_null_and_with_a_number_are_due_until_the_number_is_reached(
+    make: the.Make,
+) -> None:
+    rows = the.dispatches(4)
+    for row, tries in zip(rows, [None, 0, 1, 2], strict=True):
+        Dispatch.objects.filter(pk=row.pk).update(tries=tries)
+    run = make(the.always_fails, retry=the.retry(2))
+    assert_run(run(), failed=3, to_retry=2)
+    assert the.column("tries") == [1, 1, 2, 2]
+    assert_run(run(), failed=2)
+    assert_run(run())
+
+
+@the.each_way
 @pytest.mark.parametrize(
     "options", [{}, {"strict_order": True}, {"batch_size": 3}, {"concurrency": 3}], ids=str
 )
