@@ -27,14 +27,13 @@ class Handling:
     """One call of a handler: ``process()`` with a row, or ``process_batch()`` with several.
 
     ``running``: the run that it belongs to; ``None`` if it is in none. ``notes``: for observers,
-    which have to find again at the end what they made at the beginning. ``observers``: that learn
-    of both, also if they are removed in between.
+    which have to find again at the end what they made at the beginning.
     """
 
-    __slots__ = ("call", "notes", "observers", "running")
+    __slots__ = ("call", "notes", "running")
 
     def __init__(self, call: Call, running: Running | None) -> None:
-        self.call, self.running, self.observers = call, running, active
+        self.call, self.running = call, running
         self.notes: dict[Observer, Any] = {}
 
 
@@ -94,11 +93,9 @@ def remove(observer: Observer) -> None:
     _reported.difference_update([each for each in _reported if each[0] is observer])
 
 
-def tell(
-    method: str, *arguments: Any, to: tuple[Observer, ...] | None = None, **named: Any
-) -> None:
+def tell(method: str, *arguments: Any, **named: Any) -> None:
     """Call a method of each observer; what one raises is reported once, and costs nothing else."""
-    for each in active if to is None else to:
+    for each in active:
         try:
             getattr(each, method)(*arguments, **named)
         except BaseException as error:

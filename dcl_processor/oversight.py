@@ -7,7 +7,7 @@ when Django has loaded it. Without it a run makes no call, starts no thread and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +83,25 @@ def connections_of(using: str) -> int:
     return 0 if found is None else found.connections(using)
 
 
-@contextmanager
-def command(kind: str, names: Collection[str]) -> Iterator[Command | None]:
+def command(kind: str, names: Collection[str]) -> AbstractContextManager[Command | None]:
     """Record the command of the block; ``kind``: "run" or "watch"."""
+    return _recorded(lambda found: found.command(kind, names))
+
+
+def worker(
+    names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
+) -> AbstractContextManager[Command | None]:
+    """Send what the worker of the block does to its parent; ``stops``: by ``older_stops()``."""
+    return _recorded(lambda found: found.worker(names, send, stops))
+
+
+@contextmanager
+def _recorded(begin: Callable[[Oversight], Command]) -> Iterator[Command | None]:
     found = installed()
     if found is None:
         yield None
         return
-    record = found.command(kind, names)
+    record = begin(found)
     ended_by: BaseException | None = None
     try:
         yield record
@@ -100,19 +111,3 @@ def command(kind: str, names: Collection[str]) -> Iterator[Command | None]:
     finally:
         found.end_command(record, ended_by)
         ended_by = None  # or it would keep this frame, and this frame the error
-
-
-@contextmanager
-def worker(
-    names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
-) -> Iterator[Command | None]:
-    """Send what the worker of the block does to its parent; ``stops``: by ``older_stops()``."""
-    found = installed()
-    if found is None:
-        yield None
-        return
-    record = found.worker(names, send, stops)
-    try:
-        yield record
-    finally:
-        found.end_command(record, None)

@@ -300,30 +300,6 @@ def test_no_span_is_current_between_rows(
     assert found == [trace.INVALID_SPAN] * 7
 
 
-def test_no_span_is_current_after_a_handler_that_was_interrupted_as_it_began(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its time is over while the span is current already, and nothing keeps the token yet."""
-    the.errands(2)
-    attach, tokens = contexts.attach, list[Any]()
-
-    def slow(context: Any) -> Any:
-        tokens.append(attach(context))
-        if len(tokens) == 1:
-            until_interrupted(Errand())
-        return tokens[-1]
-
-    with contexts_between_rows() as found:
-        monkeypatch.setattr(contexts, "attach", slow)
-        report = the.at_least_once(the.ignore, name="shop.began", handler_timeout=1).run()
-    assert (report.failed, report.processed) == (1, 1)
-    assert found == [trace.INVALID_SPAN] * 5
-    assert [span.status.status_code for span in exported.named("process shop.began")] == [
-        StatusCode.ERROR,
-        StatusCode.UNSET,
-    ]
-
-
 #: What begins and ends the span of a row.
 ON_THE_WAY = {each.__file__ for each in (calls, observers, otel, contexts, contextvars_context)}
 
@@ -375,14 +351,3 @@ def test_after_an_interrupt_the_span_of_the_caller_is_current(
                 break
             assert contexts.get_current() is before, at
     assert at > 20
-
-
-def test_no_span_is_current_after_a_handler_that_ends_its_instrumentation(
-    exported: Exported,
-) -> None:
-    """Nothing ends the span of a row but the observer that began it."""
-    the.errands(2)
-    with contexts_between_rows() as found:
-        the.transactional(lambda row: otel.uninstrument(), name="shop.off").run()
-    assert found == [trace.INVALID_SPAN] * 5
-    assert len(exported.named("process shop.off")) == 1

@@ -9,11 +9,11 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from django.apps import apps
 
+from dcl_processor import ledger
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
@@ -67,7 +67,7 @@ def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
         return {}
     try:
         with _in_time():
-            found = _ledger().states([ALL, *processors])
+            found = ledger.states([ALL, *processors])
     except Exception as error:  # noqa: BLE001  # the page can show the rest
         why = shown(explain(error, processors[0]), LONGEST)
         return dict.fromkeys(
@@ -102,7 +102,7 @@ def act(
         except ArgumentTypeError as error:
             raise InvalidOption(f"{error}.") from error
     # Only a pause and its end say so: of two at once the second changes nothing.
-    return getattr(_ledger(), wanted)(subject, by=by, **given) is not False
+    return getattr(ledger, wanted)(subject, by=by, **given) is not False
 
 
 def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
@@ -127,14 +127,12 @@ def _runs(processor: BatchProcessor[Any]) -> list[Any]:
         return []
     try:
         with _in_time():
-            return list(_ledger().history(processor, limit=MOST_RUNS))
+            return list(ledger.history(processor, limit=MOST_RUNS))
     except Exception:  # noqa: BLE001  # the panel has the reason
         return []
 
 
 def _in_time() -> AbstractContextManager[None]:
-    return reading(import_module(f"{APP}.tables").alias(), READ_WITHIN)
+    from dcl_processor.ledger.tables import alias  # its tables are models of an app
 
-
-def _ledger() -> Any:
-    return import_module(APP)
+    return reading(alias(), READ_WITHIN)

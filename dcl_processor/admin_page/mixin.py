@@ -15,7 +15,6 @@ from django.contrib.admin.utils import quote
 from django.core.checks import CheckMessage
 from django.db import connections, router, transaction
 from django.db.models import Model, QuerySet
-from django.forms import Media
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import reverse
 from django.utils.html import format_html_join
@@ -122,11 +121,6 @@ class ProcessorAdminMixin(Base):
             if change:
                 merge(obj, form, self._marks())
             super().save_model(request, obj, form, change)
-
-    @property
-    def media(self) -> Media:
-        """Return the scripts and styles of the project's class, and a style for accessibility."""
-        return super().media + Media(css={"all": ["dcl_admin/list.css"]})
 
     @admin.display(description="last error")
     def last_error_shown(self, row: Any) -> str:

@@ -25,7 +25,7 @@ from dcl_processor.management.wording import holder
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
-from . import audit, confirming, ledger, pace, panels, permissions
+from . import audit, confirming, ledger, panels, permissions
 from .choosing import LABELS, offered
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     permissions.require(permissions.may_view(request))
     found, trouble = _processors()
     names = [*found][:MOST]
-    before = pace.parse(request.GET.get("seen", ""), names)
+    before = panels.parse(request.GET.get("seen", ""), names)
     budget, down, now = panels.Budget(panels.PAGE), dict[str, str](), time.time()
     shown_ = [
         panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, budget=budget, down=down)
@@ -67,7 +67,7 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
         "controls": ledger.CONTROLS,
         "may_operate": permissions.may_operate(request),
         "trouble": trouble,
-        "refresh": _refresh(shown_, pace.FEW),
+        "refresh": _refresh(shown_, panels.FEW),
         "summary": _summary(shown_, controls),
     }
     return _page(admin, request, "index", context)
@@ -78,7 +78,7 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
     permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     name = processor.name
-    before = pace.parse(request.GET.get("seen", ""), [name]).get(name, ())
+    before = panels.parse(request.GET.get("seen", ""), [name]).get(name, ())
     budget, down = panels.Budget(panels.PAGE), dict[str, str]()
     panel = panels.panel("p0", processor, before, now=time.time(), budget=budget, down=down)
     controls = ledger.controls([processor])
@@ -88,7 +88,7 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
         "details": panels.details(processor, budget, down),
         "charts": _charts(panel),
         "recent": audit.recent(name, RECENT),
-        "refresh": _refresh([panel], pace.MANY),
+        "refresh": _refresh([panel], panels.MANY),
         "summary": _summary([panel], controls),
         **_actions(admin, request, processor),
     }
@@ -228,7 +228,7 @@ def _charts(panel: panels.Panel) -> list[Chart]:
 
 def _refresh(shown_: Sequence[panels.Panel], most: int) -> str:
     """Return the query of the link that shows the page again, with the counts so far."""
-    return f"?seen={pace.text_of({each.name: each.pace.points for each in shown_}, most)}"
+    return f"?seen={panels.text_of({each.name: each.pace.points for each in shown_}, most)}"
 
 
 def _summary(shown_: Sequence[panels.Panel], controls: Mapping[str, ledger.Control]) -> str:

@@ -159,17 +159,14 @@ class Telemetry(Observer):
             links=() if run is None else run.links or self._links(run),
         )
         before = contexts.get_current()
-        # The handler may be interrupted at each step, also before the token is kept.
-        handling.notes[self] = span, partial(contexts.attach, before)
-        token = contexts.attach(trace.set_span_in_context(span, before))
-        handling.notes[self] = span, partial(contexts.detach, token)
+        handling.notes[self] = span, contexts.attach(trace.set_span_in_context(span, before))
 
     def handler_ended(self, handling: Handling, error: BaseException | None) -> None:
         call, outcome = handling.call, "processed" if error is None else _outcome(error)
         made = handling.notes.pop(self, None)
         if made is not None:
-            span, put_back = made
-            put_back()
+            span, token = made
+            contexts.detach(token)
             if len(call.keys) == 1 or error is not None:
                 span.set_attribute("dcl_processor.outcome", outcome)
             if error is not None and outcome == "failed":

@@ -151,10 +151,10 @@ def announced(
         call.since = time.monotonic()
         result = noted(call, limit, function, *arguments)
     except BaseException as error:
-        observers.tell("handler_ended", handling, error, to=handling.observers)
+        observers.tell("handler_ended", handling, error)
         raise
     returned = None if result is None else returned_error(result)
-    observers.tell("handler_ended", handling, returned, to=handling.observers)
+    observers.tell("handler_ended", handling, returned)
     return result
 
 
@@ -162,7 +162,7 @@ def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
     if row_started.receivers:
         for sent in starts(processor, handling.call):
             row_started.send_robust(**sent)
-    observers.tell("handler_started", handling, to=handling.observers)
+    observers.tell("handler_started", handling)
 
 
 def starts(processor: Definition[Any], call: Call) -> list[dict[str, Any]]:

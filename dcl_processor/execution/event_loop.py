@@ -340,10 +340,10 @@ class EventLoop:
             call.since = time.monotonic()
             result = await self._call(call, handler, *given)
         except BaseException as error:
-            observers.tell("handler_ended", handling, error, to=handling.observers)
+            observers.tell("handler_ended", handling, error)
             raise
         returned = returned_error(result)
-        observers.tell("handler_ended", handling, returned, to=handling.observers)
+        observers.tell("handler_ended", handling, returned)
         return result
 
     async def _call(self, call: Call, handler: Callable[..., Any], *given: Any) -> Any:
@@ -436,7 +436,7 @@ async def _announce(processor: Definition[Any], handling: observers.Handling) ->
         for sent in calls.starts(processor, handling.call):
             # Receivers that are no coroutines are called in the thread for database calls.
             await row_started.asend_robust(**sent)
-    observers.tell("handler_started", handling, to=handling.observers)
+    observers.tell("handler_started", handling)
 
 
 def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> list[asyncio.Task[Any]]:

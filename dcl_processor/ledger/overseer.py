@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from dcl_processor import steady as time
 from dcl_processor.oversight import Hold
 from dcl_processor.report import Report
 
@@ -54,6 +55,8 @@ class RunOverseer:
         self.window = 0
         #: Whether this run is the one that tries a row, and whether it has started the row.
         self._probe: Literal["no", "free", "started"] = "no"
+        #: Since when the breaker has held this run, by the monotonic clock.
+        self._held_since = 0.0
         #: Batches that have begun, and have not ended.
         self._batches = 0
         self._has_succeeded = False
@@ -98,13 +101,18 @@ class RunOverseer:
         if self._batches:
             # Race: two probes. The end of a row that started before is not that of the probe.
             return Hold("breaker", LOOK)
-        if self._hands_out or orders.open_for > 0:
-            return Hold("breaker", max(orders.open_for, LOOK) if not self._hands_out else None)
-        breaker = self._breaker
+        if self._hands_out:
+            return Hold("breaker")
+        breaker, now = self._breaker, time.monotonic()
         assert breaker is not None
+        if orders.open_for > 0:
+            self._held_since = self._held_since or now
+            # After more than a pause another worker tries a row, which may take long.
+            is_long = now > self._held_since + breaker.seconds + POLL
+            return Hold("breaker", None if is_long else max(orders.open_for, LOOK))
         with suppress(UnreachableError):
             if self._call(lambda: control.take_probe(self._name, breaker)):
-                self._probe = "free"
+                self._probe, self._held_since = "free", 0.0
             self._ledger.read([self._name])
         if self._probe == "free" or (self._orders or orders).opens_in is None:
             return None

@@ -44,13 +44,9 @@ class Browser:
         """Open a page in a context of its own, as another person has it."""
         return self.do(self._open, options)
 
-    def violations(self, page: Page, *, with_styles: bool = True) -> list[str]:
-        """Return what axe finds on a page, with the elements.
-
-        ``with_styles``: whether axe also reads the style sheets. Of those that import others, as
-        the admin's own for lists and forms do, it makes inline styles, which the policy forbids.
-        """
-        return self.do(_violations, page, with_styles)
+    def violations(self, page: Page) -> list[str]:
+        """Return what axe finds on a page, with the elements."""
+        return self.do(_violations, page)
 
     def _start(self) -> None:
         self._playwright = sync_playwright().start()
@@ -80,11 +76,10 @@ class Browser:
             self.complaints.append(f"{message.type}: {message.text} ({message.location})")
 
 
-def _violations(page: Page, with_styles: bool) -> list[str]:
+def _violations(page: Page) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
-    assets = ["cssom", "media"] if with_styles else ["media"]
-    options = {"runOnly": {"type": "tag", "values": TAGS}, "preload": {"assets": assets}}
+    options = {"runOnly": {"type": "tag", "values": TAGS}}
     found = Axe().run(page, options=options)
     return [
         f"{each['id']}: {each['help']}: {[node['html'][:200] for node in each['nodes']]}"

@@ -347,42 +347,6 @@ def test_a_pause_recorded_runs_and_the_page_of_one_row_are_accessible(
     assert browser.violations(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_list_and_the_form_of_a_model_with_the_mixin_are_accessible(
-    browser: Browser,
-    log_in: Callable[..., Page],
-    refused: list[Payment],
-    doubtful: list[Payment],
-    scheme: str,
-) -> None:
-    page = log_in("operator", color_scheme=scheme)
-    payment = refused[0]
-
-    def look_at_list() -> None:
-        page.goto("/admin/shop/payment/")
-        expect(page.get_by_text("NotCharged: no route").first).to_be_visible()
-
-    browser.do(look_at_list)
-    assert browser.violations(page, with_styles=False) == []
-
-    def look_at_form() -> None:
-        page.goto(f"/admin/shop/payment/{payment.pk}/change/")
-        expect(page.get_by_text("NotCharged: no route").first).to_be_visible()
-
-    browser.do(look_at_form)
-    assert browser.violations(page, with_styles=False) == []
-
-    def ask() -> None:
-        page.goto("/admin/shop/payment/")
-        page.locator(f"input[name=_selected_action][value='{payment.pk}']").check()
-        page.locator("select[name=action]").select_option(label="Put back: shop.capture_payments")
-        page.locator("button[name=index]").click()
-        expect(page.get_by_role("button", name="Put back 1 row")).to_be_visible()
-
-    browser.do(ask)
-    assert browser.violations(page, with_styles=False) == []
-
-
 def test_the_page_works_without_a_script(
     browser: Browser, log_in: Callable[..., Page], refused: list[Payment]
 ) -> None:

@@ -64,17 +64,6 @@ def test_a_list_is_filtered_by_state(
     assert f"{number} payment{'' if number == 1 else 's'}\n" in page
 
 
-def test_the_media_of_a_project_stay_and_the_style_of_the_mixin_is_added(operator: Client) -> None:
-    class Styled(PaymentAdmin):
-        class Media:
-            css = {"all": ["shop/own.css"]}
-
-    media = str(Styled(Payment, admin.site).media)
-    assert "shop/own.css" in media
-    assert "dcl_admin/list.css" in media
-    assert "dcl_admin/list.css" in operator.get(LIST).content.decode()
-
-
 def test_the_columns_of_the_retry_are_shown_and_not_edited(
     operator: Client, payments: MakePayments
 ) -> None:
@@ -190,7 +179,7 @@ def test_a_site_without_the_page_has_neither_links_nor_actions(
     for address in ("/office/shop/payment/", f"/office/shop/payment/{refused[0].pk}/change/"):
         page = operator.get(address)
         assert page.status_code == 200
-        assert b"dcl_admin" not in page.content.replace(b"dcl_admin/list.css", b"")
+        assert b"dcl_admin" not in page.content
         assert b"dcl_requeue_0" not in page.content
     sent = {"action": "dcl_requeue_0", "_selected_action": [refused[0].pk]}
     assert post(operator, "/office/shop/payment/", **sent).status_code == 200

@@ -9,7 +9,7 @@ from django.template.loader import render_to_string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcl_processor.admin_page.pace import FEW, pace, parse, text_of
+from dcl_processor.admin_page.panels import FEW, pace, parse, text_of
 from dcl_processor.admin_page.views import MOST, chart
 from dcl_processor.insights.answer import Answer, How
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from dcl_processor.candidates import scan
 from dcl_processor.engine.lane import Lane
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.ledger import orders
+from dcl_processor.ledger import overseer as module
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.overseer import LOOK
 from dcl_processor.ledger.tables import ensure
+from dcl_processor.oversight import Hold
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
@@ -176,6 +179,23 @@ def test_a_short_pause_is_waited_for_within_the_run() -> None:
     report = processor(handle, breaker=Breaker(2, pause=1))()
     assert_run(report, processed=2, failed=2)
     assert report.duration >= 1
+
+
+def test_a_run_does_not_wait_without_end_for_a_row_that_another_machine_tries(
+    overseer: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause begins again for as long as the row takes."""
+    clock = SimpleNamespace(now=1_000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    assert orders.take_probe(NAME, Breaker()) is False
+    half_open()
+    assert orders.take_probe(NAME, Breaker(3, pause=600))
+    ledger.read([NAME])
+    assert overseer.hold().wait > 500
+    clock.now += 700
+    orders.renew_probe(NAME, Breaker(3, pause=600))
+    ledger.read([NAME])
+    assert overseer.hold() == Hold("breaker")
 
 
 def test_an_operator_closes_it_or_lets_a_row_be_tried_at_once() -> None:
