@@ -64,7 +64,7 @@ def test_a_look_is_one_statement(max_age: int, monkeypatch: pytest.MonkeyPatch) 
             stop.set()
 
     def close_and_stop() -> None:
-        notify.close_connections()
+        notify.close_old_connections()
         stop.set()
 
     plan, stop = Plan(interval=0.1, deadline=time.monotonic() + PATIENCE), Stop()
@@ -78,7 +78,7 @@ def test_a_look_is_one_statement(max_age: int, monkeypatch: pytest.MonkeyPatch) 
         stop.clear()
         # The last wait of the two may have been too short for it, this one cannot be.
         plan = Plan(interval=60, deadline=time.monotonic() + PATIENCE)
-        monkeypatch.setattr(watch_module, "close_connections", close_and_stop)
+        monkeypatch.setattr(watch_module, "close_old_connections", close_and_stop)
         Watch([deliver], plan, stop, tell).run()
     assert stop.is_set()
     assert made[looks:] == [deliver.name]
