@@ -9,11 +9,11 @@ from django.db.models import Q
 from .candidates import scan
 from .candidates.question import Question, ask
 from .processor import BatchProcessor
-from .report import MOST_COUNTED, counted
+from .report import MOST_COUNTED
 from .runner import limits
 
-#: The most rows that are counted, and how such a number is written.
-MOST, words = MOST_COUNTED, counted
+#: The most rows that are counted.
+MOST = MOST_COUNTED
 
 
 def count(

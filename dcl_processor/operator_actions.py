@@ -19,10 +19,11 @@ from .operator_states import (
     default_age,
     is_distinct,
     is_given_up,
+    is_pending,
     not_claimed_lately,
     unsettled,
 )
-from .operator_writes import SHOWN, Write, Written, is_pending
+from .operator_writes import SHOWN, Write, Written
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
 from .settlement.outcome_values import with_cleared_retry

@@ -6,13 +6,13 @@ rows may be, but no column shows it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from .candidates.question import Question
 from .clock import DatabaseNow
-from .operator_writes import is_pending, is_timeless, settled_constants
 from .values import as_timedelta, constants_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,25 @@ DOUBT_AFTER = 60.0
 
 class NotRecordedError(Exception):
     """No column shows what was asked; the message names the option that would."""
+
+
+def is_pending(question: Question[Any]) -> Q:
+    """Recognise a row that is in ``pending``."""
+    rows = question.unfiltered.using(question.using).order_by()
+    # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
+    # are pending, and does so for each row where they are too many for its memory.
+    return Q(Exists(rows.filter(pk=OuterRef("pk"))))
+
+
+def is_timeless(processor: Definition[Any]) -> bool:
+    """Return whether a claimed row has neither the time of its claim nor a lease."""
+    return processor.claimed_at is None and processor.lease is None
+
+
+def settled_constants(processor: Definition[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the constants by which a handled row is known, and those of one given up on."""
+    done = processor.done if processor._has_fixed_flip else None
+    yield from filter(None, (constants_of(values or {}) for values in (done, processor.failed)))
 
 
 def claimed(processor: Definition[Any]) -> Q:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from base64 import urlsafe_b64encode
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections, transaction
-from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
+from django.db.models import BooleanField, Case, Q, QuerySet, Value, When
 from django.db.models.functions import Substr
 
 from dcl_processor import steady as time
@@ -21,12 +24,15 @@ from .database.time_limit import lock_timeout
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
 from .locking.row_locks import lock_free, settlement_transaction, written_parts
-from .operator_choice import Chosen, digest, is_same, plain
+from .operator_states import is_pending, settled_constants
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
+
+#: Rows by primary key, each with the digest of what it was when it was chosen.
+Chosen = Mapping[Any, str]
 
 #: Keys that are shown of rows that an action leaves.
 SHOWN = 5
@@ -274,27 +280,8 @@ class Write:
         return marks
 
 
-def is_pending(question: Question[Any]) -> Q:
-    """Recognise a row that is in ``pending``."""
-    rows = question.unfiltered.using(question.using).order_by()
-    # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
-    # are pending, and does so for each row where they are too many for its memory.
-    return Q(Exists(rows.filter(pk=OuterRef("pk"))))
-
-
 def _chunks(pks: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (pks[at : at + size] for at in range(0, len(pks), size))
-
-
-def is_timeless(processor: Definition[Any]) -> bool:
-    """Return whether a claimed row has neither the time of its claim nor a lease."""
-    return processor.claimed_at is None and processor.lease is None
-
-
-def settled_constants(processor: Definition[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the constants by which a handled row is known, and those of one given up on."""
-    done = processor.done if processor._has_fixed_flip else None
-    yield from filter(None, (constants_of(values or {}) for values in (done, processor.failed)))
 
 
 def _columns(processor: Definition[Any]) -> Iterator[str]:
@@ -319,3 +306,44 @@ def _columns(processor: Definition[Any]) -> Iterator[str]:
 def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:
     lease = {processor.lease.field: None} if processor.lease else {}
     return {**({processor.claimed_at: None} if processor.claimed_at else {}), **lease}
+
+
+# --- the rows that an operator chose, each with a short text by which a change of it is noticed
+
+
+#: Bytes of a digest, which are 8 characters, and what follows if the row was pending.
+_DIGEST, _WAS_PENDING = 6, "+"
+
+
+def digest(marks: Sequence[Any], *, is_pending: bool) -> str:
+    """Return a text for the texts of columns, the same in each process while they are the same."""
+    known = repr(marks).encode("utf-8", "surrogatepass")
+    short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
+    return short + (_WAS_PENDING if is_pending else "")
+
+
+def is_same(before: str, now: str) -> bool:
+    """Return whether a row with these two digests is as it was.
+
+    A row that was pending has to be pending still: of a flip that is a function, no column is
+    known. A row that was not may be so since, because its time has come.
+    """
+    return now in (before, before + _WAS_PENDING)
+
+
+#: In the text of an object that has none of its own, and whose address differs in each process.
+_ADDRESS = " at 0x"
+
+
+def plain(field: Any, value: Any) -> str | None:
+    """Return a column's value as a text that is the same in each process; ``None`` without one."""
+    if value is None or isinstance(value, str):
+        return value
+    row = SimpleNamespace(**{field.attname: value})
+    # As it is serialised first: what is for the database may be encrypted, each time otherwise.
+    for form, given in ((field.value_to_string, row), (field.get_prep_value, value)):
+        # A field of the user's own may refuse in any way.
+        with suppress(Exception):
+            if _ADDRESS not in (text := repr(form(given))):
+                return text
+    return None

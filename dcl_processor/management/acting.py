@@ -25,8 +25,7 @@ from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain, one_line
 from dcl_processor.errors import printable
 from dcl_processor.masking import shown
-from dcl_processor.operator_choice import Chosen
-from dcl_processor.operator_writes import Write, Written
+from dcl_processor.operator_writes import Chosen, Write, Written
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.worker import this_user
 

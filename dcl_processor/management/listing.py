@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -37,16 +36,14 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     """Show every processor, and why the rows of some could not be counted."""
     from dcl_processor.insights.status import status  # not for other actions
 
-    found: list[tuple[BatchProcessor[Any], Status]] = []
     down: dict[str, str] = {}
     using, seconds = options["using"], options["timeout"]
-    wanted = ("pending", "oldest", "paused")  # the last without a query if there is no ledger
-    for processor in choose([], run_all=True):
-        number = status(processor, using=using, seconds=seconds, down=down, only=wanted)
-        # Whether there is one row is enough for a state.
-        some = status(processor, using=using, seconds=seconds, down=down, only=STATES, most=0)
-        answers = {**number.answers, **some.answers}
-        found.append((processor, replace(number, answers=answers)))
+    # "paused" without a query if there is no ledger.
+    wanted = ("pending", "oldest", "paused", *STATES)
+    found = [
+        (each, status(each, using=using, seconds=seconds, down=down, only=wanted))
+        for each in choose([], run_all=True)
+    ]
     known = [each for _, each in found]
     output.answer([{**each.as_dict(), "state": states(each)} for each in known], _lines(found))
     left_out = registry.broken()
@@ -58,11 +55,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
 def states(found: Status) -> list[str]:
     """Return the processor's states; "?" if one could not be found out."""
     there = ["paused"] if found.answers["paused"].value else []
-    there += [
-        words
-        for name, words in STATES.items()
-        if (answer := found.answers[name]).value or answer.how == "more than"
-    ]
+    there += [words for name, words in STATES.items() if found.answers[name].value]
     if any(each.how == "unknown" for each in found.answers.values()):
         return [*there, "?"]
     return there or ["waiting" if found.answers["pending"].value else "idle"]

@@ -18,9 +18,10 @@ from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Died, News, lasted
+from dcl_processor.processes.news import Died, News
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
+from dcl_processor.values import span
 from dcl_processor.watch.notify import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 
@@ -116,7 +117,7 @@ def watch(
     except ProcessorError as error:
         raise CommandError(str(error)) from error
     how = f"stopped by {stop.cause}" if stop.is_set() else "ended"
-    output.lifecycle(f"{how} after {lasted(time.monotonic() - began)}")
+    output.lifecycle(f"{how} after {span(time.monotonic() - began)}")
     if not ran:
         raise CommandError(f"no processor is left to watch: {' and '.join(log.names)} cannot run.")
 

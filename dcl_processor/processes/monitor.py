@@ -13,8 +13,9 @@ from typing import Self
 from dcl_processor import steady as time
 from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
+from dcl_processor.values import span
 
-from .news import AtWork, Beat, clock, lasted, most_urgent
+from .news import AtWork, Beat, clock, most_urgent
 
 logger = logging.getLogger("dcl_processor.operations")
 
@@ -74,7 +75,7 @@ class Monitor:
         self._next[call] = due
         seen, since = AtWork.of(call), clock(call.since)
         words = "%s: process %d: %s is still in its handler after %s (since %s)"
-        known = call.label, os.getpid(), seen.named, lasted(age), since
+        known = call.label, os.getpid(), seen.named, span(age), since
         warn = partial(logger.warning, words, *known)
         if threading.current_thread() is self._thread:
             # A log handler may take long, and without beats this process would be killed.
@@ -184,4 +185,4 @@ class Lateness:
         if silence <= max(least, self._limit + calls.GRACE):
             return None
         seen = "" if call is None else f", last seen at {call}"
-        return f"it has not moved for {lasted(silence)}{seen}, handler_timeout={self._limit:g}"
+        return f"it has not moved for {span(silence)}{seen}, handler_timeout={self._limit:g}"

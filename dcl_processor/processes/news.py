@@ -86,14 +86,6 @@ def clock(moment: float) -> str:
     return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def lasted(seconds: float) -> str:
-    """Return a duration in words."""
-    for unit, size in (("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-
-
 def _text(key: Any) -> str:
     try:
         return str(key)

@@ -302,7 +302,7 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["?", "-", "?", "faulty.haunt"] in [line[:4] for line in lines]
     assert ["1", "-", "waiting", "warehouse.deliver"] in [line[:4] for line in lines]
-    said = "faulty.haunt: pending, in_progress, in_doubt, given_up could not be found out: expected"
+    said = "faulty.haunt: pending could not be found out: expected the table faulty_ghost"
     assert said in done.stderr
 
 

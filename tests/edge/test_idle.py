@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import close_old_connections, connection
 
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
@@ -64,7 +64,7 @@ def test_a_look_is_one_statement(max_age: int, monkeypatch: pytest.MonkeyPatch) 
             stop.set()
 
     def close_and_stop() -> None:
-        notify.close_connections()
+        close_old_connections()
         stop.set()
 
     plan, stop = Plan(interval=0.1, deadline=time.monotonic() + PATIENCE), Stop()
@@ -78,7 +78,7 @@ def test_a_look_is_one_statement(max_age: int, monkeypatch: pytest.MonkeyPatch) 
         stop.clear()
         # The last wait of the two may have been too short for it, this one cannot be.
         plan = Plan(interval=60, deadline=time.monotonic() + PATIENCE)
-        monkeypatch.setattr(watch_module, "close_connections", close_and_stop)
+        monkeypatch.setattr(watch_module, "close_old_connections", close_and_stop)
         Watch([deliver], plan, stop, tell).run()
     assert stop.is_set()
     assert made[looks:] == [deliver.name]

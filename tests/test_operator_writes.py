@@ -12,8 +12,7 @@ from django.db import connection, models
 
 from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor
 from dcl_processor.operator_actions import to_requeue
-from dcl_processor.operator_choice import digest, is_same, plain
-from dcl_processor.operator_writes import Written
+from dcl_processor.operator_writes import Written, digest, is_same, plain
 from tests.models import Errand
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
