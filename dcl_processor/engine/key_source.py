@@ -54,9 +54,8 @@ class KeySource(Source):
         #: How many keys are read at once: while their handlers are at work, those that come next;
         #: rows that are handled together, as late as possible.
         self._ready = 1 if groups.whole else max(READY, run.concurrency if at_once else 1)
-        #: Keys whose rows are handled last, and these rows.
+        #: Keys whose rows are handled last.
         self._last_turns: list[Turn] = []
-        self._suspected: set[Any] = set()
         #: Rows that a claim has missed, and why: other sessions hold them or their keys, or have
         #: finished them.
         self._not_got: dict[Any, Missed] = {}
@@ -360,7 +359,6 @@ class KeySource(Source):
         if found:
             # Race: poison row. The rows behind one that killed a process wait with it.
             turn.suspects.update(found)
-            self._suspected.update(found)
             self._last_turns.append(turn)
             # Read again then; a key with rows in line would come back at once.
             turn.waiting.clear()
@@ -369,7 +367,8 @@ class KeySource(Source):
     # --- the end
 
     def _suspects_in_turn(self) -> list[Any]:
-        return [pk for pk in super()._suspects_in_turn() if pk not in self._suspected]
+        with_their_keys = {pk for turn in self._last_turns for pk in turn.suspects}
+        return [pk for pk in super()._suspects_in_turn() if pk not in with_their_keys]
 
     def _left_suspects(self) -> list[Any]:
         turns = {**self._turns.held, **self._turns.busy}.values()
