@@ -209,7 +209,7 @@ class Retry:
         """Return the columns' values after the last attempt."""
         written: dict[str, Any] = {}
         if self.attempts is not None:
-            written[self.attempts] = min(attempt, highest_number(model, self.attempts))
+            written[self.attempts] = attempt
         if self.next_attempt_at is not None:
             written[self.next_attempt_at] = None
         if self.last_error is not None:

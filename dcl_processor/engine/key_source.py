@@ -8,6 +8,7 @@ row, because that worker continues with the key. Rows without a key come last, a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
@@ -52,11 +53,8 @@ class KeySource(Source):
         #: How many keys are read at once: while their handlers are at work, those that come next;
         #: rows that are handled together, as late as possible.
         self._ready = 1 if groups.whole else max(READY, run.concurrency if at_once else 1)
-        #: Keys that are to be ready before the next batch of several; 0: it may be taken.
-        self._to_be_ready = 0
-        #: Keys whose rows are handled last, and these rows.
+        #: Keys whose rows are handled last.
         self._last_turns: list[Turn] = []
-        self._suspected: set[Any] = set()
         #: Rows that a claim has missed, and why: other sessions hold them or their keys, or have
         #: finished them.
         self._not_got: dict[Any, Missed] = {}
@@ -68,50 +66,49 @@ class KeySource(Source):
         if not self._is_keyed:
             return super().take(room)
         with self._lock:
-            ready = self._turns.ready
             if not self.has_candidates or room <= 0 or self._run.must_stop():
                 return None
-            if self._joins_keys and len(ready) < room and self._turns.line:
-                self._to_be_ready = room
-                return None
+            sizes, holds = self._sizes(room), self._run.holds
+            left = sum(sizes)
+            if holds is not None and left:
+                left = holds.take(left, whole=self._groups.whole)
+                self._is_held = left <= 0
             shares: list[Share] = []
-            while ready and (size := self._size(ready[0], room)) > 0:
-                shares.append(self._taken(ready.popleft(), size))
-                room -= size
-                if not self._joins_keys:
-                    break
+            while left > 0:
+                size = min(sizes[len(shares)], left)
+                shares.append(self._taken(self._turns.ready.popleft(), size))
+                left -= size
             if not shares:
                 return None
             keys = {pk: share.turn.key for share in shares for pk in share.pks}
-            window = self._run.holds.window if self._run.holds is not None else 0
+            window = holds.window if holds is not None else 0
             return Batch(self.question, Wanted([*keys], keys=keys), window, shares=shares)
 
     @property
     def has_candidates(self) -> bool:
-        if not self._is_keyed:
-            return super().has_candidates
-        return bool(self._turns.ready) and not self._to_be_ready
+        return bool(self._turns.ready) if self._is_keyed else super().has_candidates
 
-    def _size(self, turn: Turn, room: int) -> int:
-        """Return how many rows of a key the next batch may have."""
-        batch_size = self._run.processor.batch_size
-        whole = self._groups.whole and not turn.alone
-        size = min(room, batch_size)
-        if turn.alone:
-            size = min(room, 1)
-        elif whole:
-            size = len(turn.waiting) if batch_size == 1 else batch_size
-        elif self._at_once:
-            size = min(room, self._groups.most or 1)
-        free = self._room(size)
-        if free <= 0:
-            return 0
-        # A limit does not split what is handled together.
-        size = min(size if whole else free, len(turn.next_rows))
-        holds = self._run.holds
-        if holds is not None and (size := holds.take(size, whole=whole)) <= 0:
-            self._is_held = True
-        return size
+    def _sizes(self, room: int) -> list[int]:
+        """Return how many rows the next batch may have of each key that is ready."""
+        turns, batch_size = [*self._turns.ready], self._run.processor.batch_size
+        if turns[0].alone:
+            # Race: poison row. One that makes its claim fail is found when it is alone.
+            most, turns = 1, turns[:1]
+        elif self._groups.whole:
+            rows = len(turns[0].waiting)
+            size = rows if batch_size == 1 else min(batch_size, rows)
+            # A limit does not split what is handled together.
+            return [size] if self._room(size) > 0 else []
+        elif self._joins_keys:
+            most = self._groups.most or 1
+            turns = [*takewhile(lambda turn: not turn.alone, turns)]
+        else:
+            most, turns = batch_size, turns[:1]
+        free, sizes = max(self._room(room), 0), list[int]()
+        for turn in turns:
+            sizes.append(min(most, free, len(turn.next_rows)))
+            free -= sizes[-1]
+        return sizes
 
     def _taken(self, turn: Turn, size: int) -> Share:
         """Take so many rows of a key, which goes on if more of its rows may be in flight."""
@@ -314,9 +311,8 @@ class KeySource(Source):
         while not self._run.must_stop():
             if len(turns.line) < FEW_KEYS:
                 self._read_keys(windows)
-            while turns.line and len(turns.ready) < max(self._ready, self._to_be_ready):
+            while turns.line and len(turns.ready) < self._ready:
                 self._prepare(turns.line.popleft())
-            self._to_be_ready = 0
             if turns.ready:
                 yield Step.GO_ON
             elif self._in_flight:
@@ -362,7 +358,6 @@ class KeySource(Source):
         if found:
             # Race: poison row. The rows behind one that killed a process wait with it.
             turn.suspects.update(found)
-            self._suspected.update(found)
             self._last_turns.append(turn)
             # Read again then; a key with rows in line would come back at once.
             turn.waiting.clear()
@@ -371,7 +366,8 @@ class KeySource(Source):
     # --- the end
 
     def _suspects_in_turn(self) -> list[Any]:
-        return [pk for pk in super()._suspects_in_turn() if pk not in self._suspected]
+        with_their_keys = {pk for turn in self._last_turns for pk in turn.suspects}
+        return [pk for pk in super()._suspects_in_turn() if pk not in with_their_keys]
 
     def _left_suspects(self) -> list[Any]:
         turns = {**self._turns.held, **self._turns.busy}.values()

@@ -12,14 +12,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Model, Value
-from django.db.models.functions import Coalesce, Least
+from django.db.models.functions import Coalesce
 from django.db.models.signals import post_init
 
 from dcl_processor.candidates.question import these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
-from dcl_processor.definition.model_columns import by_attname, highest_number
+from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.values import Values, resolve
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from .settlement import Held
 
 _NOW = DatabaseNow()
-
-#: A counter that holds this number has room for the attempts of any row.
-_ROOMY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,7 @@ class Mark:
         if before.get(self.lease.field) is not None:
             # The worker before did not settle the row, and nothing was found out about that.
             back[self.lease.field] = self.lease.taken_away
-        # Not one less than now: at its highest number the counter was not increased.
-        counters = back.keys() - self.removed.keys() - self.reset.keys()
-        return {**back, **{name: before[name] for name in counters if name in before}}
+        return back
 
 
 def show(row: Any, values: Values) -> None:
@@ -126,10 +121,7 @@ def mark_of(processor: Definition[Any], model: Any, *, is_held: bool = False) ->
     undone = {**reset, **removed}
     values[lease.field] = _NOW + timedelta(seconds=lease.seconds)
     if processor.retry is not None and (count := processor.retry.attempts) is not None:
-        counted, highest = Coalesce(F(count), Value(0)), highest_number(model, count)
-        # A row that always kills its worker must not overflow a small counter: no worker could
-        # claim it again, nor the rows that are claimed with it.
-        values[count] = (counted if highest >= _ROOMY else Least(counted, int(highest) - 1)) + 1
+        values[count] = Coalesce(F(count), Value(0)) + 1
         undone[count] = F(count) - 1
     option = "claim" if claim else None
     return Mark(values, signature(values), lease.field, removed, undone, option, lease, reset)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, cast
 
 from django.db import connections
@@ -32,10 +31,6 @@ FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid =
 """
 
 # pg_partition_tree() has no row for a table that is not partitioned.
-_ANALYZED = """
-SELECT max(greatest(last_analyze, last_autoanalyze)) FROM pg_stat_all_tables
-WHERE relid = %s::regclass OR relid IN (SELECT relid FROM pg_partition_tree(%s::regclass))
-"""
 
 # A snapshot keeps dead rows of its database from being removed, and so does a transaction that has
 # an id, such as that of a locked row. The snapshot of a standby, which comes through a slot or its
@@ -132,12 +127,6 @@ def table(using: str, model: type[Model]) -> Table:
         updates=updates or 0,
         hot=hot or 0,
     )
-
-
-def analyzed(using: str, model: type[Model]) -> datetime | None:
-    """Return when the statistics of the model's table, or of a part of it, were made last."""
-    ((at,),) = rows(using, _ANALYZED, [_named(using, model)] * 2)
-    return cast("datetime | None", at)
 
 
 def snapshots(using: str) -> list[Snapshot]:

@@ -18,7 +18,7 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
-from . import catalog, rows
+from . import rows
 from .answer import Answer, Asker, How, Moment
 from .locks import Locked, locked
 from .statements import estimated_rows
@@ -263,30 +263,6 @@ def waiting(
     found = asker.ask(keys.db, lambda: Answer(keys[:limit].count()), partial(_expected, keys))
     most = found.value if limit is None or found.value is None else min(limit, found.value)
     return replace(found, value=most)
-
-
-def estimate(
-    processor: BatchProcessor[Any], *, seconds: float, down: dict[str, str]
-) -> Answer[tuple[int, float]]:
-    """Return PostgreSQL's estimate of the pending rows, and the time of the statistics behind it.
-
-    The time is in seconds since 1970, and 0 without statistics. Every part of a plan grows with the
-    table's file, and so with each version of a row that a run writes; the share of the pending rows
-    is that of the last ANALYZE.
-    """
-
-    def ask() -> Answer[tuple[int, float]]:
-        number = estimated_rows(scan.every(question))
-        if number is None:
-            return Answer.not_recorded("the database has no estimate")
-        at = catalog.analyzed(question.using, question.model)
-        return Answer((round(number), 0.0 if at is None else at.timestamp()))
-
-    try:
-        question = backlog.question_of(processor)
-    except Exception as error:  # noqa: BLE001  # the run will raise it
-        return Answer.unknown(explain(error, processor))
-    return Asker(processor, seconds, down).ask(question.using, ask)
 
 
 def _expected(keys: QuerySet[Any, Any]) -> Answer[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,11 +18,13 @@ from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.contract.support import errands as the
-from tests.contract.support.groups import rows_of
+from tests.contract.support.groups import SHORT_CLAIMS, grouped, in_order, rows_of
 from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
+from tests.contract.support.wanted import corrupt, refuse_to_load
 from tests.models import Errand, Parcel
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -162,6 +165,18 @@ def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size:
     assert calls.index(dead.pk) < calls.index([dead.pk, fresh[0].pk])
 
 
+def test_no_key_is_claimed_before_there_is_room_for_its_asynchronous_call() -> None:
+    rows_of(1, 2, 3)
+    leased: list[int] = []
+
+    async def handle(rows: Any) -> None:
+        await asyncio.sleep(0.2)
+        leased.append(await Errand.objects.exclude(leased_until=None).acount())
+
+    assert_run(keyed(process_batch=handle)(concurrency=1), processed=3)
+    assert leased == [1, 1, 1]
+
+
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
     attempts: int,
@@ -202,6 +217,24 @@ def test_a_lapsed_row_that_is_not_wanted_any_more_cannot_be_renewed(most: int, s
     keyed(handle, max_per_group=most, batch_size=size)(wait_for_locked=0)
     assert renewed[0] == 0
     assert not Errand.objects.filter(pk__in=[row.pk for row in fresh], done=False).exists()
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+@pytest.mark.parametrize("delivery", SHORT_CLAIMS)
+def test_a_row_that_cannot_be_loaded_fails_alone_among_the_rows_of_other_keys(
+    delivery: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronous handlers get rows of several keys by one claim."""
+    rows, handled = rows_of(1, 2, 3, 1, 2), list[int]()
+
+    async def handle(row: Errand) -> None:
+        handled.append(row.pk)
+
+    refuse_to_load(rows[1], monkeypatch, corrupt)
+    report = make(delivery, handle)(concurrency=4, timeout=PATIENCE)
+    # In order, what comes behind it waits.
+    assert_run(report, processed=4 - report.held, failed=1, held=int(make is in_order))
+    assert rows[1].pk not in handled
 
 
 if SENDS_SEVERAL:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
-from threading import Event
 from typing import Any
 
 import pytest
@@ -97,34 +96,6 @@ def test_without_a_counter_no_attempt_is_the_last_and_each_delay_is_the_first(
         assert_run(run())
         Dispatch.objects.update(not_before=DatabaseNow() - timedelta(seconds=1))
     assert (the.column("tries"), the.column("status")) == ([None], ["queued"])
-
-
-@the.each_way
-def test_a_small_counter_stops_at_its_highest_number(make: the.Make) -> None:
-    """The next number would be refused, and with it the claim of all rows in the batch."""
-    rows = the.dispatches(3)
-    Dispatch.objects.filter(pk=rows[1].pk).update(tries=FULL)
-    run = make(the.always_fails, retry=the.retry(None), batch_size=3)
-    for attempt in (1, 2):
-        assert_run(run(), failed=3, to_retry=3)
-        assert the.column("tries") == [attempt, FULL, attempt]
-
-
-@pytest.mark.parametrize("attempts", [0, FULL - 1, FULL])
-def test_a_row_that_was_not_started_keeps_its_small_counter(attempts: int) -> None:
-    """At its highest number the claim does not increase it."""
-    the.dispatches(2)
-    handled, stop = list[int](), Event()
-    # Both, because rows without an order come in any.
-    Dispatch.objects.update(tries=attempts)
-
-    def handle(row: Dispatch) -> None:
-        handled.append(row.pk)
-        stop.set()
-
-    run = the.at_least_once(handle, retry=the.retry(None), batch_size=2)
-    assert_run(run(stop=stop), processed=1, stopped="signal")
-    assert Dispatch.objects.exclude(pk__in=handled).get().tries == attempts
 
 
 @the.each_way

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import connection
 
 import dcl_processor.ledger as api
 from dcl_processor import Breaker, Report, Snooze, ledger
@@ -25,6 +26,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -196,6 +198,24 @@ def test_a_run_does_not_wait_without_end_for_a_row_that_another_machine_tries(
     orders.renew_probe(NAME, Breaker(3, pause=600))
     ledger.read([NAME])
     assert overseer.hold() == Hold("breaker")
+
+
+if connection.vendor != "mysql":  # keys are refused there
+
+    def test_a_pause_after_a_batch_of_several_keys_is_waited_for_as_well() -> None:
+        the.errands(8)
+        calls: list[int] = []
+
+        async def handle(row: Errand) -> None:
+            calls.append(row.place)
+            if len(calls) <= 4:
+                raise OSError("no route")
+
+        options: dict[str, Any] = {"make": the.at_least_once, "group_by": "place"}
+        run = processor(handle, breaker=Breaker(2, pause=1), **options)
+        report = run(concurrency=3, timeout=PATIENCE)
+        assert_run(report, processed=8 - report.failed, failed=report.failed)
+        assert report.failed >= 3
 
 
 def test_an_operator_closes_it_or_lets_a_row_be_tried_at_once() -> None:

@@ -76,7 +76,6 @@ def hold_of(processor: Definition[Any], batch: Batch, held: Held) -> HandOut:
     if mark.lease is not None:
         duration = timedelta(seconds=mark.lease.seconds) // _MICROSECOND
     counter = _counter(processor)
-    # As the column contains it: a small column stops at its highest number.
     attempts = after[counter] if counter and mark.lease is not None else None
     return HandOut(batch.question.using, held.pk, _stamp(after[mark.time]), duration, attempts)
 
