@@ -30,8 +30,6 @@ SELECT c.reltuples, c.reloptions, s.n_dead_tup, s.n_tup_upd, s.n_tup_hot_upd
 FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid = %s::regclass
 """
 
-# pg_partition_tree() has no row for a table that is not partitioned.
-
 # A snapshot keeps dead rows of its database from being removed, and so does a transaction that has
 # an id, such as that of a locked row. The snapshot of a standby, which comes through a slot or its
 # walsender, does so in all databases; a slot's catalog_xmin concerns the catalogs alone.
