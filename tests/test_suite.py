@@ -208,7 +208,7 @@ def imported() -> int:
     [
         ("lines of the package", lambda: lines(PACKAGE), 34_192, 12_500),
         ("modules of the package", lambda: modules(PACKAGE), 191, 85),
-        ("lines of the tests", lambda: lines(TESTS), 53_551, 26_000),
+        ("lines of the tests", lambda: lines(TESTS), 53_552, 26_000),
         ("modules that a first processor imports", imported, 93, 40),
     ],
 )

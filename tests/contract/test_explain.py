@@ -216,7 +216,7 @@ def test_a_column_that_is_compared_with_the_time_is_indexed_itself() -> None:
     before = explanation(due)
     if connection.vendor == "sqlite":
         assert before.index is None
-        assert "tests.Parcel.sent_at" in before.remarks[-1]
+        assert "No index of tests.Parcel can hold" in before.remarks[-1]
         return
     assert before.index is not None
     assert (before.index.fields, before.index.condition) == (["sent_at", "id"], None)

@@ -102,8 +102,9 @@ def test_with_threads_each_row_that_was_at_hand_is_handled_alone(
     gone = processors("run", DELIVER, "--concurrency", "3", AUDIT=str(tmp_path / "audit"))
     assert gone.returncode == 9
     Parcel.objects.filter(note="meet").update(note="")
-    again = processors("run", DELIVER, "--concurrency", "3")
-    assert (again.returncode, unsent()) == (9, [rows[2]])
+    # Threads leave open in which order the rows of one death began, and so are handled.
+    assert {processors("run", DELIVER, "--concurrency", "3").returncode for _ in range(2)} == {9}
+    assert unsent() == [rows[2]]
 
 
 def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:
