@@ -25,9 +25,6 @@ PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
 #: How alike a name and the one that was meant are, by difflib's ratio.
 LEAST_ALIKE = 0.87
 
-#: Letters of the longest name of which a typing error may make the name of a helper.
-LONG = 8
-
 
 def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> None:
     """Refuse given options that override nothing, by the rule of Django's ``View.as_view()``."""
@@ -55,9 +52,7 @@ def check_class(cls: type, options: Collection[str]) -> None:
         if own or any(hasattr(base, name) for base in cls.__mro__[1:]):
             continue
         is_code = callable(value) or hasattr(value, "__get__")
-        # A helper may well have a name that is like a short one: "get_one" is no "get_done".
-        hooks = [each for each in HOOKS if len(each) > LONG]
-        meant = _meant(name, hooks if is_code else (*options, *HOOKS))
+        meant = _meant(name, HOOKS if is_code else (*options, *HOOKS))
         if meant is not None:
             raise InvalidOption(
                 f"{cls.__name__} has no option {name!r}; did you mean {meant!r}? If {name!r} is "
@@ -74,8 +69,14 @@ def _allowed(cls: type, options: Collection[str]) -> list[str]:
 
 
 def _meant(name: str, known: Iterable[str]) -> str | None:
-    """Return which known name this is with a typing error; "names", "entry" are other words."""
+    """Return which known name this is with a typing error; "names", "get_one" are other words."""
     spelled = name.lower()
     alike = [each for each in known if spelled == each or not spelled.startswith(each)]
     close = difflib.get_close_matches(spelled, alike, n=1, cutoff=LEAST_ALIKE)
-    return next((each for each in close if each[0] == spelled[0]), None)
+    return next((each for each in close if _words_begin_alike(each, spelled)), None)
+
+
+def _words_begin_alike(one: str, other: str) -> bool:
+    """Return whether each word has the same first letter, or only the underscores differ."""
+    first, second = ([word[:1] for word in each.split("_")] for each in (one, other))
+    return first == second or one.replace("_", "") == other.replace("_", "")
