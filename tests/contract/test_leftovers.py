@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,11 +16,12 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry
 from dcl_processor.exceptions import TransactionLeftOpen
-from dcl_processor.execution.leftover import Leftover
+from dcl_processor.execution.leftover import Leftover, SharedSessions
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -175,38 +176,37 @@ class Shared:
 # SQLite has one writer: while that transaction is open, the run can claim no other row.
 if connection.features.has_select_for_update:
 
-    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail() -> None:
-        the.errands(4)
-        shared = Shared()
-
-        async def handle(row: Errand) -> None:
-            await shared(row)
-
-        report = leasing(handle)(concurrency=2)
-        assert_run(report, processed=2, failed=2, to_retry=2)
-        assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
-        assert worked() == [2, 3]
-
-    def test_no_row_passes_between_the_rollback_and_its_note(
+    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        end = Leftover.end
+        """The handler of one ends between the rollback and its note."""
+        end, were_left_open = Leftover.end, SharedSessions.were_left_open
+        asked, is_over = list[Any](), Event()
 
-        def end_slowly(leftover: Leftover) -> bool:
+        async def ask(sessions: SharedSessions, pk: Any, under_way: Any) -> bool:
+            asked.append(pk)
+            return await were_left_open(sessions, pk, under_way)
+
+        def end_between(leftover: Leftover) -> bool:
             if ended := end(leftover):
-                time.sleep(0.2)
+                is_over.set()
+                until(lambda: len(asked) > 1, "the end of the other row's handler")
             return ended
 
-        monkeypatch.setattr(Leftover, "end", end_slowly)
-        the.errands(4)
+        monkeypatch.setattr(SharedSessions, "were_left_open", ask)
+        monkeypatch.setattr(Leftover, "end", end_between)
+        rows = the.errands(4)
         shared = Shared()
 
         async def handle(row: Errand) -> None:
             await shared(row)
+            if row.place == 0:
+                await asyncio.to_thread(the.wait, is_over)
 
         report = leasing(handle)(concurrency=2)
         assert_run(report, processed=2, failed=2, to_retry=2)
         assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
+        assert {failure.pk for failure in report.failures} == {row.pk for row in rows[:2]}
         assert worked() == [2, 3]
 
 

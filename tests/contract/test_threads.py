@@ -32,7 +32,7 @@ from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
 from tests.models import Errand, Parcel
-from tests.waiting import Barrier
+from tests.waiting import PATIENCE, Barrier
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -180,7 +180,7 @@ def test_it_watches_until_it_is_stopped() -> None:
         if len(reports) == 3:
             stop.set()
 
-    plan = Plan(interval=600, deadline=time.monotonic() + 60)
+    plan = Plan(interval=600, deadline=time.monotonic() + PATIENCE)
     assert Watch([send], plan, stop, tell).run()
     for report in reports:
         assert_run(report, processed=1)
