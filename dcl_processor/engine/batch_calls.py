@@ -71,8 +71,7 @@ class InPlace:
         """Call ``taken_over()`` if ``still_ours`` is given, and otherwise ``process_batch()``."""
         self.free, limit = False, self._lane.run.time_limit
         with self._lane.watched as leftover:
-            # Race: work without flip. The work is done; after an interrupt its rows are settled by
-            # this.
+            # Race: work without flip. It is done; after an interrupt its rows are settled by this.
             if still_ours is None:
                 self._ended[pk] = attempt_together(processor, given, arguments, limit)
             else:
