@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import re
 import stat
@@ -139,7 +138,8 @@ def left_by_the_dead(*keys: object, number: int = 1, processor: BatchProcessor[P
     place = notes_of(processor).place()
     assert place is not None
     path = place.with_name(f"{place.name}-{4711 + number}-{number}")
-    path.write_text(f"{json.dumps([1_700_000_000.0 + number, [*map(str, keys)]])}\n")
+    path.write_text(f"{chr(0).join(map(str, keys))}\0\0")
+    os.utime(path, 2 * (1_700_000_000 + number,))
     return path
 
 
@@ -433,7 +433,7 @@ def test_where_a_note_cannot_be_made_a_run_does_without(
     assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
-UNREADABLE = ["", "\n", "short", "[1, [[\n", "[1, 5]\n", '["x", ["1"]]\n', "\u20ac"]
+UNREADABLE = ["", "\0\0", "short", "1\0", "\u20ac"]
 
 
 def test_what_is_no_note_is_passed(folder: Path) -> None:
