@@ -209,7 +209,7 @@ class Write:
         for some in [[pk] for pk in pks] if any(map(callable, values.values())) else [pks]:
             written += rows.filter(pk__in=some).update(**resolve(values))
         if written < len(pks):
-            raise not_written(self.processor.name, pks, written)
+            raise not_written(self.processor.name, pks)
 
     @property
     def _claim(self) -> Mapping[str, Any]:

@@ -25,6 +25,9 @@ from .placeholders import (
 #: The text of the error with which a checked statement fails: this, and what was written.
 FLIP, LOST = "dcl_flip:", "lost"
 
+#: The text of the error with which a look after a flip fails.
+PENDING = "dcl_pending:"
+
 _FLIPPED = "dcl_flipped"
 _IS_SAME = "pg_current_xact_id() = %s::xid8"
 
@@ -186,6 +189,15 @@ def checked_sql(update: str, existing: str) -> str:
         f"n = (SELECT count(*) FROM ({existing}) AS dcl_existing)) THEN 0 ELSE "
         f"CAST('{FLIP}' || CASE WHEN is_same THEN n::text ELSE '{LOST}' END AS integer) END "
         f"FROM (SELECT count(*) AS n, {_IS_SAME} AS is_same FROM {_FLIPPED}) AS dcl_counted"
+    )
+
+
+def look_sql(select: str) -> str:
+    """Return a statement that fails if another one, a SELECT, returns a row."""
+    # The COMMIT is behind it in the same message, and only an error skips it.
+    return (
+        f"SELECT CAST(CASE count(*) WHEN 0 THEN '0' ELSE '{PENDING}' || count(*) END AS integer) "  # noqa: S608  # as above
+        f"FROM ({select}) AS dcl_pending"
     )
 
 

@@ -17,6 +17,7 @@ from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import KeyList, Question, RowFilter
 from dcl_processor.compiled_sql.claims import CompiledSelect, RowBuilder
+from dcl_processor.compiled_sql.update import look_sql
 from dcl_processor.database.connection import has_id
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.isolation import refuse_without_transactions
@@ -240,6 +241,15 @@ def _asking(question: Question[Any], pks: Sequence[Any]) -> Read:
     """Return the read that asks the question again for rows that are locked."""
     ask = partial(_asked, question, many=len(pks) > 1)
     return read_of(question, ("ask", None), pks, ask)
+
+
+def look(question: Question[Any], pks: Sequence[Any]) -> Statement:
+    """Return a statement that fails if one of the rows is still pending, due or not."""
+
+    def asked(rows: RowFilter) -> QuerySet[Any, Any]:
+        return question.unfiltered.filter(rows.condition).order_by().values_list("pk")
+
+    return read_of(question, ("look", None), pks, asked, look_sql).statement
 
 
 def _asked(question: Question[Any], rows: RowFilter, *, many: bool) -> QuerySet[Any, Any]:

@@ -22,6 +22,7 @@ from dcl_processor.interrupts import ends_the_run
 from dcl_processor.settlement import outcome_values, writing
 from dcl_processor.values import Values, resolve
 
+from .claim import look
 from .settlement import COMMIT, ROLLBACK, Batch, Held, Settlement, Statement
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
         return Settlement(batch, (*later, end))
     _write_now(lane, batch, writes, noted)
     # The flip could not be verified beforehand, or that proves nothing for these rows.
-    if handled and lane.run.needs_check("done"):
+    if handled and lane.run.looks_after_flips:
         pks = [held.pk for held, _ in handled]
         writing.refuse_pending(lane.processor, batch.question, pks)
     if connection.run_on_commit:
@@ -145,7 +146,12 @@ def _later(lane: Lane, batch: Batch, writes: Writes) -> list[Statement] | None:
     if not lane.run.flips_may_wait:
         return None
     found = writing.checked_flips(batch.question, writes, claimed.transaction_id)
-    return None if found is None else [Statement(*each) for each in found]
+    if found is None:
+        return None
+    later = [Statement(*each) for each in found]
+    if lane.run.looks_after_flips and writes:
+        later.append(look(batch.question, [pk for _, pks in writes for pk in pks]))
+    return later
 
 
 def _write_now(lane: Lane, batch: Batch, writes: Writes, noted: Writes) -> None:

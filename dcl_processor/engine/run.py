@@ -110,8 +110,8 @@ class Run:
         self._most_pending = processor.max_pending if limit is None else None
         #: What a trial of the flips on the run's first row has shown; ``None``: not yet tried.
         self.rehearsal: Rehearsal | None = None
-        #: Whether flips may go with the next claim: nothing is to be looked at afterwards.
-        self.flips_may_wait = False
+        #: Whether flips may go with the next claim; whether each row is asked about after its flip.
+        self.flips_may_wait = self.looks_after_flips = False
         #: The values with which a claim's constants are read back.
         self.kept_constants: Values = {}
         self._verifying = Lock()
@@ -373,7 +373,8 @@ class Run:
     def trust(self, rehearsal: Rehearsal) -> None:
         """Take the flips as verified, as far as a rehearsal has shown."""
         self.kept_constants = rehearsal.kept
-        self.flips_may_wait = not (rehearsal.has_rules or "done" in rehearsal.unproven)
+        self.flips_may_wait = not rehearsal.has_rules
+        self.looks_after_flips = "done" in rehearsal.unproven
         self.rehearsal = rehearsal
         if rehearsal.has_policies and self.shared is None:
             self.share()

@@ -97,7 +97,7 @@ def _later(lane: Lane, batch: Batch) -> Statement | None:
     # Whether what is left of a batch with a mark may be sent with the next claim.
     joins = batch.question is lane.simple_question or lane.is_one_statement(batch)
     joins = joins and not batch.wanted.keys and lane.session.combines
-    if not (lane.run.flips_may_wait and joins):
+    if not (lane.run.flips_may_wait and joins) or lane.run.looks_after_flips:
         return None
     try:
         expected = expected_of(lane, held)
@@ -335,7 +335,7 @@ def _write_once(
     lane: Lane, batch: Batch, held: Held, expected: Expected, values: Values, *, is_flip: bool
 ) -> int:
     question, connection = batch.question, lane.session.connection
-    check, inside = is_flip and lane.run.needs_check("done"), connection.in_atomic_block
+    check, inside = is_flip and lane.run.looks_after_flips, connection.in_atomic_block
     # A rule may turn one statement into several.
     if not (check or inside or lane.run.has_rules):
         found = writing.statement_if_free(question, held.pk, expected, values)
@@ -380,7 +380,7 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
     # A query is needed, because the handler may have deleted its row.
     if table.filter(pk=held.pk).exists():
         if writing.is_held(batch.question, held.pk, expected_of(lane, held)):
-            raise writing.not_written(lane.processor.name, [held.pk], 0)
+            raise writing.not_written(lane.processor.name, [held.pk])
         if isinstance(outcome, Failed):
             _warn(lane, held, "%s: row %s was taken over while it failed: %s", outcome.error)
         else:
@@ -464,7 +464,7 @@ def _error_of(
         raise
     if not is_written:
         if writing.is_held(batch.question, held.pk, expected_of(lane, held)):
-            return writing.not_written(lane.processor.name, [held.pk], 0)
+            return writing.not_written(lane.processor.name, [held.pk])
         raise _SomeRowsLostError
     return None
 
@@ -601,7 +601,7 @@ def _flip_together(lane: Lane, batch: Batch, alike: Sequence[Alike], pks: Sequen
             # Nor does one that is locked, which would keep the others waiting.
             if writing.compare_and_set_free(question, some, expected, values) != len(some):
                 raise _SomeRowsLostError
-        if lane.run.needs_check("done"):
+        if lane.run.looks_after_flips:
             writing.refuse_pending(lane.processor, question, pks)
 
 

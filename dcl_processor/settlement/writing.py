@@ -14,7 +14,7 @@ from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import key_of_value
-from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
+from dcl_processor.compiled_sql.update import FLIP, LOST, PENDING, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.database.contention import is_contention
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
@@ -34,11 +34,7 @@ class NotWritten(ProcessorError):
 def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Sequence[Any]) -> None:
     """Raise ``StillPending`` if one of the rows is still pending."""
     for pk in question.still_pending(pks).values_list("pk", flat=True)[:1]:
-        raise StillPending(
-            f"{processor.name}: expected row {pk} to leave pending once it was handled, got a row "
-            "that is still pending; make the handler or done change a column that pending tests, "
-            "or set repeats=True."
-        )
+        raise _still_pending(processor, [pk])
     claim, done = constants_of(processor.claim or {}), constants_of(processor.done or {})
     if claim and done and processor.lease is None:
         # Its claim alone keeps a row out of pending whose flip a trigger has put back.
@@ -46,7 +42,15 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
         for name, value in done.items():
             rows = rows.exclude(**{name: value})
         for pk in rows.values_list("pk", flat=True)[:1]:
-            raise not_written(processor.name, [pk], 0)
+            raise not_written(processor.name, [pk])
+
+
+def _still_pending(processor: Definition[Any], pks: Sequence[Any]) -> StillPending:
+    return StillPending(
+        f"{processor.name}: expected {_named(pks)} to leave pending once it was handled, got a row "
+        "that is still pending; make the handler or done change a column that pending tests, "
+        "or set repeats=True."
+    )
 
 
 def write(
@@ -82,7 +86,7 @@ def write(
             refuse_another(question.using, transaction_id)
         # A query is needed, because rows that the handler deleted have left pending, too.
         if _rows(question, pks).count() > written:
-            raise not_written(processor.name, pks, written)
+            raise not_written(processor.name, pks)
 
 
 def _update(
@@ -118,7 +122,7 @@ def update_rows(
         parts = parts_of(question, table, keys).values()
         counts.append(QuerySet(table, using=rows.db).filter(these(parts)).update(**columns))
     if min(counts) < max(counts) and _rows(question, keys).count() > min(counts):
-        raise not_written(question.model._meta.label, keys, min(counts))
+        raise not_written(question.model._meta.label, keys)
     return counts[0]
 
 
@@ -155,13 +159,16 @@ def checked_flips(
 def explained(
     error: BaseException, processor: Definition[Any], pks: Sequence[Any]
 ) -> BaseException:
-    """Return the error in plain words if it is that of a checked flip."""
-    found = re.search(f"{FLIP}({LOST}|[0-9]+)", str(error))
+    """Return the error in plain words if it is that of a checked flip, or of the look after it.
+
+    ``pks``: of the batch whose flips were in the message.
+    """
+    found = re.search(f"{FLIP}({LOST})?|{PENDING}", str(error))
     if found is None:
         return error
-    return (
-        TransactionLost() if found[1] == LOST else not_written(processor.name, pks, int(found[1]))
-    )
+    if found[0] == PENDING:
+        return _still_pending(processor, pks)
+    return TransactionLost() if found[1] else not_written(processor.name, pks)
 
 
 def refuse_moved(
@@ -188,11 +195,11 @@ def refuse_another(using: str, transaction_id: str) -> None:
         raise TransactionLost
 
 
-def not_written(name: str, pks: Sequence[Any], written: int) -> ProcessorError:
+def not_written(name: str, pks: Sequence[Any]) -> ProcessorError:
+    got = "it not written although it exists" if len(pks) == 1 else "fewer written than exist"
     return NotWritten(
-        f"{name}: expected the update to write {_named(pks)}, got {written} of "
-        f"{len(pks)} rows written although they exist; look for a trigger, a rule or "
-        "row-level security that drops the update."
+        f"{name}: expected the update to write {_named(pks)}, got {got}; look for a trigger, a "
+        "rule or row-level security that drops the update."
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from dcl_processor.engine import session
+from tests import seams
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -49,6 +51,25 @@ def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
     assert "expected the update to write row" in str(report.failures[0].error)
     assert "look for a trigger" in str(report.failures[0].error)
     assert the.places(done=False) == [2]
+
+
+def test_flips_that_differ_from_row_to_row_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them still fails if it does not write its row."""
+    rows, sent = the.errands(20), list[int]()
+
+    def send(cursor: Any, statements: Any) -> list[Any]:
+        sent.append(len([each for each in statements if " SET " in each.sql]))
+        return session.in_one_message(cursor, statements)
+
+    seams.replace(monkeypatch, seams.SEND_TOGETHER, send)
+    options = {"done": the.with_result, "batch_size": 10}
+    assert the.transactional(lambda row: row.place, **options)().processed == 20
+    assert (max(sent), sum(sent)) == (10, 20)
+    the.PENDING.model.objects.update(done=False)
+    with at_update("NEW.place = 2 AND NEW.done", DROP):
+        report = the.transactional(lambda row: row.place, **options)()
+    assert (report.processed, report.failed, report.redone) == (19, 1, 10)
+    assert report.failures[0].pk == rows[2].pk
 
 
 @pytest.mark.parametrize("repeats", [False, True])
