@@ -242,8 +242,8 @@ class Session:
                 return _partly_read(cursor.cursor, error)
 
     def execute_all(self, statements: Sequence[Statement]) -> Sequence[Answer]:
-        """Execute statements in the transaction that is open, as one message if possible."""
-        if self.is_open and len(statements) > 1:
+        """Execute statements, in the transaction that is open if one is, as one if possible."""
+        if len(statements) > 1 and (self.is_open or self.combines):
             return self._send(None, statements)
         return [self.execute(each) for each in statements]
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from django.db import ProgrammingError, connections
+from django.db import DataError, ProgrammingError, connections
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
@@ -44,6 +44,7 @@ from dcl_processor.settlement.writing import Expected
 from dcl_processor.values import Values, constants_of, resolve
 
 from . import flips
+from .claim import look
 from .settlement import Answer, Batch, Held, Settlement, Statement
 
 if TYPE_CHECKING:
@@ -76,29 +77,30 @@ def settle(lane: Lane, batch: Batch) -> Settlement:
 
     A settlement writes nothing to a row that was taken over.
     """
-    if batch.ended and (statement := _later(lane, batch)) is not None:
-        return Settlement(batch, (statement,))
+    if batch.ended and (later := _later(lane, batch)):
+        return Settlement(batch, later)
     settle_ended(lane, batch)
     return Settlement(batch, (), answers=())
 
 
-def _later(lane: Lane, batch: Batch) -> Statement | None:
-    """Return the settlement of the last row as one statement, if that may wait for a claim."""
+def _later(lane: Lane, batch: Batch) -> tuple[Statement, ...]:
+    """Return what settles the last row, if that may wait for a claim."""
     held, outcome = batch.ended[-1]
     marked, mark = held.marked, batch.mark
     assert mark is not None
     # The rows before it are settled, or cannot be settled yet.
     if marked.is_settled or marked.try_until is not None or not isinstance(outcome, Handled):
-        return None
+        return ()
     if mark.option == "done":  # flipped before the work
         marked.is_settled = True
-        return None
+        return ()
     found = None
     # Whether what is left of a batch with a mark may be sent with the next claim.
     joins = batch.question is lane.simple_question or lane.is_one_statement(batch)
     joins = joins and not batch.wanted.keys and lane.session.combines
-    if not (lane.run.flips_may_wait and joins) or lane.run.looks_after_flips:
-        return None
+    looks = lane.run.looks_after_flips
+    if not (lane.run.flips_may_wait and joins) or (looks and lane.processor.lease is None):
+        return ()
     try:
         expected = expected_of(lane, held)
         # The callables were called for this row, and must not be called again.
@@ -110,10 +112,10 @@ def _later(lane: Lane, batch: Batch) -> Statement | None:
             raise
         # Settling the row now raises the error again, as the row's failure.
     if found is None or (len(batch.ended) > 1 and len(_open_rows(batch)) > 1):
-        return None
+        return ()
     # Until there is an answer it may have been written.
     marked.may_be_written = True
-    return Statement(*found)
+    return (Statement(*found), *([look(batch.question, [held.pk])] if looks else ()))
 
 
 def _open_rows(batch: Batch) -> list[int]:
@@ -134,7 +136,7 @@ def answered(lane: Lane, after: Settlement) -> None:
     for place in _open_rows(batch):
         marked = batch.ended[place][0].marked
         marked.may_be_written = False
-        if is_written(answers[-1]):
+        if is_written(answers[0]):
             marked.is_settled = True
         else:
             settle_row(lane, batch, place)
@@ -337,9 +339,11 @@ def _write_once(
     question, connection = batch.question, lane.session.connection
     check, inside = is_flip and lane.run.looks_after_flips, connection.in_atomic_block
     # A rule may turn one statement into several.
-    if not (check or inside or lane.run.has_rules):
+    # Without a lease the claim, too, keeps a row out of pending, and more has to be asked.
+    may_look = lane.processor.lease is not None and lane.session.combines
+    if not (inside or lane.run.has_rules or (check and not may_look)):
         found = writing.statement_if_free(question, held.pk, expected, values)
-        if found is not None and is_written(lane.session.execute(Statement(*found))):
+        if found is not None and _is_written_at_once(lane, batch, held, found, look_too=check):
             return 1
     # Another session has the row, or has locked it. Race: work without flip. The work is done, so
     # that a lock must not lose the flip; nor keep the other rows waiting.
@@ -352,6 +356,19 @@ def _write_once(
         if check and written:
             writing.refuse_pending(lane.processor, question, [held.pk])
     return written
+
+
+def _is_written_at_once(
+    lane: Lane, batch: Batch, held: Held, found: tuple[str, Any], *, look_too: bool
+) -> bool:
+    """Return whether one message has written the row, and it is not pending any more."""
+    looks = [look(batch.question, [held.pk])] if look_too else []
+    try:
+        return is_written(lane.session.execute_all([Statement(*found), *looks])[0])
+    except DataError as error:
+        if writing.explained(error, lane.processor, [held.pk]) is error:
+            raise
+    return False  # a row that is not written is still pending, too
 
 
 def _is_answer(error: Exception, using: str, session: Any) -> bool:

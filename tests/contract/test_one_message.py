@@ -53,23 +53,41 @@ def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
     assert the.places(done=False) == [2]
 
 
-def test_flips_that_differ_from_row_to_row_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them still fails if it does not write its row."""
-    rows, sent = the.errands(20), list[int]()
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the messages of several statements."""
+    found = list[str]()
 
     def send(cursor: Any, statements: Any) -> list[Any]:
-        sent.append(len([each for each in statements if " SET " in each.sql]))
+        found.append("; ".join([each.sql for each in statements]))
         return session.in_one_message(cursor, statements)
 
     seams.replace(monkeypatch, seams.SEND_TOGETHER, send)
-    options = {"done": the.with_result, "batch_size": 10}
-    assert the.transactional(lambda row: row.place, **options)().processed == 20
-    assert (max(sent), sum(sent)) == (10, 20)
-    the.PENDING.model.objects.update(done=False)
+    return found
+
+
+def test_flips_that_differ_from_row_to_row_are_one_message(sent: list[str]) -> None:
+    """Each of them still fails if it does not write its row."""
+    rows = the.errands(20)
+    run = the.transactional(lambda row: row.place, done=the.with_result, batch_size=10)
+    assert run().processed == 20
+    assert max(each.count(" SET ") for each in sent) == 10
+    Errand.objects.update(done=False)
     with at_update("NEW.place = 2 AND NEW.done", DROP):
-        report = the.transactional(lambda row: row.place, **options)()
+        report = run()
     assert (report.processed, report.failed, report.redone) == (19, 1, 10)
     assert report.failures[0].pk == rows[2].pk
+
+
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_the_question_after_a_flip_goes_with_it_and_with_the_next_claim(
+    make: the.Make, sent: list[str]
+) -> None:
+    the.errands(12)
+    assert make(lambda row: row.place, done=the.with_result)().processed == 12
+    claims = [each.partition("dcl_pending")[2].count("SKIP LOCKED") for each in sent]
+    # Not behind the first row, after which the run is careful, nor behind the last one.
+    assert claims.count(1) == 10
 
 
 @pytest.mark.parametrize("repeats", [False, True])
