@@ -60,6 +60,7 @@ def test_a_question_that_was_given_up_is_not_put_later(answer: threading.Event) 
         desk.call(lambda: asked.append(0))
     desk._patience = the.PATIENCE
     answer.set()
+    desk._post(lambda: None).result(the.PATIENCE)  # which is behind it in the queue
     desk.close()
     assert asked == []
 
