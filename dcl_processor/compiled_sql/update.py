@@ -192,6 +192,11 @@ def checked_sql(update: str, existing: str) -> str:
     )
 
 
+#: A statement that fails unless the transaction has the id that is its parameter.
+# Race: flip without work. It is the flip of a row whose handler has flipped it.
+FENCE_SQL = f"SELECT CAST(CASE WHEN {_IS_SAME} THEN '0' ELSE '{FLIP}{LOST}' END AS integer)"
+
+
 def look_sql(select: str) -> str:
     """Return a statement that fails if another one, a SELECT, returns a row."""
     # The COMMIT is behind it in the same message, and only an error skips it.

@@ -141,7 +141,7 @@ def _later(lane: Lane, batch: Batch, writes: Writes) -> list[Statement] | None:
     assert claimed is not None
     if claimed.transaction_id is None or not session.is_open or connection.run_on_commit:
         return None
-    if connection.needs_rollback or [values for values, _ in writes if not values]:
+    if connection.needs_rollback:
         return None if writes else []
     if not lane.run.flips_may_wait:
         return None

@@ -373,8 +373,9 @@ class Run:
     def trust(self, rehearsal: Rehearsal) -> None:
         """Take the flips as verified, as far as a rehearsal has shown."""
         self.kept_constants = rehearsal.kept
-        self.flips_may_wait = not rehearsal.has_rules
-        self.looks_after_flips = "done" in rehearsal.unproven
+        self.looks_after_flips = looks = "done" in rehearsal.unproven
+        # The statement that flips a row does not see that a trigger has moved it elsewhere.
+        self.flips_may_wait = not (rehearsal.has_rules or (looks and rehearsal.has_triggers))
         self.rehearsal = rehearsal
         if rehearsal.has_policies and self.shared is None:
             self.share()

@@ -46,7 +46,8 @@ class Rehearsal:
     """What the rehearsal on one row proves for the other rows.
 
     ``unproven``: the options whose flip may leave another row pending, although this row left.
-    ``has_rules``: the table has a rule that rewrites statements, or is a view.
+    ``has_rules``: the table has a rule that rewrites statements, or is a view. ``has_triggers``: a
+    trigger may write to a row that is flipped, or move it elsewhere.
     ``kept``: the values with which a claim's constants are read back, by ``attname``.
     ``has_policies``: row-level security may hide rows from the session.
     """
@@ -54,6 +55,7 @@ class Rehearsal:
     unproven: Collection[str]
     kept: Values
     has_rules: bool = False
+    has_triggers: bool = False
     has_policies: bool = False
 
 
@@ -83,7 +85,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     varies = not processor._has_fixed_flip or has_policies or (has_triggers and not is_mark)
     if varies and not processor.repeats:
         unproven.add("done")
-    return Rehearsal(unproven, kept, has_rules, has_policies)
+    return Rehearsal(unproven, kept, has_rules, has_triggers, has_policies)
 
 
 def _not_proven(

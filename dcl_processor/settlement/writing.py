@@ -14,7 +14,7 @@ from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import key_of_value
-from dcl_processor.compiled_sql.update import FLIP, LOST, PENDING, CompiledUpdate
+from dcl_processor.compiled_sql.update import FENCE_SQL, FLIP, LOST, PENDING, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.database.contention import is_contention
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
@@ -145,6 +145,9 @@ def checked_flips(
     statements: list[tuple[str, Sequence[Any]]] = []
     model, using = question.model, question.using
     for values, pks in writes:
+        if not values:
+            statements.append((FENCE_SQL, [transaction_id]))
+            continue
         try:
             update = question.writes.to_write(model, using, values, many=len(pks) > 1, fenced=True)
             statement = None if update is None else update.checked(pks, values, transaction_id)
