@@ -376,7 +376,7 @@ def test_of_two_settlements_that_meet_one_is_written(kind: Any) -> None:
     def settle() -> None:
         the.elsewhere(lambda: again(run, handed).settle("first"))
 
-    with before_statement(lambda sql: sql.startswith("UPDATE"), settle):
+    with before_statement(updates, settle):
         assert lost(lambda: handed.settle("second")) == "settled"
     assert the.state(row)["result"] == "first"
 
