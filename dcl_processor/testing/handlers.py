@@ -12,7 +12,6 @@ from dcl_processor.interrupts import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-T = TypeVar("T")
 P = TypeVar("P", bound=BatchProcessor[Any])
 Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
 
@@ -34,16 +33,6 @@ def asserting() -> Iterator[None]:
         raise HandlerAsserted(error) from error
 
 
-def reaching_the_test(run: Callable[[], T]) -> T:
-    """Call ``run``, and raise a handler's ``AssertionError`` with the handler's own traceback."""
-    try:
-        return run()
-    except HandlerAsserted as carrier:
-        asserted = carrier.error
-    # Outside of the except block; inside it, the traceback would show the carrier as well.
-    raise asserted
-
-
 def raise_asserted(reports: Sequence[Report]) -> None:
     """Raise an ``AssertionError`` that code beside the handler raised, such as ``get_done()``."""
     for failure in (failure for report in reports for failure in report.failures):
@@ -56,13 +45,6 @@ def raise_asserted(reports: Sequence[Report]) -> None:
 
 def watched(processor: P, around: Around) -> P:
     """Return a copy of the processor; ``around(keys)`` is entered around each handler call."""
-    twin = copy.copy(processor)
-    vars(twin).update(wrapped(processor, around))
-    return twin
-
-
-def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callable[..., Any]]:
-    """Return, by the name of its attribute, the handler with ``around(keys)`` around each call."""
     name = "process_batch" if processor._handles_batches else "process"
     handle = getattr(processor, name)
 
@@ -79,4 +61,6 @@ def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callabl
         with around(keys(given)):
             return await handle(given, *arguments)
 
-    return {name: call_on_the_loop if processor._is_async else call}
+    twin = copy.copy(processor)
+    vars(twin)[name] = call_on_the_loop if processor._is_async else call
+    return twin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet
 
-from dcl_processor.candidates.question import Question, ask, these
+from dcl_processor.candidates.question import Question, ask
 from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.locking.isolation import from_test_case
@@ -27,21 +27,12 @@ def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
     return question
 
 
-def pending_keys(question: Question[Any], pks: Collection[Any] = ()) -> list[Any]:
-    """Return the keys of the rows that may be tried now, or those of ``pks`` that are pending."""
-    rows = question.unfiltered.filter(these(pks)) if pks else question.queryset
-    return list(dict.fromkeys(rows.values_list("pk", flat=True)))
-
-
-def check_rows(
-    processor: BatchProcessor[Any], question: Question[Any], rows: Iterable[Any]
-) -> None:
-    """Raise ``InvalidOption`` unless the rows are of the processor's model."""
-    for row in rows:
-        if not isinstance(row, question.model):
-            raise InvalidOption(
-                f"{processor.name}: expected rows of {question.model._meta.label}, got {row!r}."
-            )
+def check_row(processor: BatchProcessor[Any], question: Question[Any], row: Any) -> None:
+    """Raise ``InvalidOption`` unless the row is of the processor's model."""
+    if not isinstance(row, question.model):
+        raise InvalidOption(
+            f"{processor.name}: expected a row of {question.model._meta.label}, got {row!r}."
+        )
 
 
 def refuse_where_nothing_is_tested(using: str, what: str) -> None:
