@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.backends.base.features import BaseDatabaseFeatures
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
 from dcl_processor.checks import check_found
@@ -130,17 +129,6 @@ if HAS_ROW_LOCKS:
             assert_run(report, processed=1, held=1)
         assert run_beside(keyed(order), delivery)[1] == [earlier.pk, one.pk]
 
-    def test_a_server_without_skip_locked_is_refused_before_any_row(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """A server that old cannot be had here; Django knows it by this feature."""
-        parcels_of(0)
-        features: BaseDatabaseFeatures = connection.features
-        monkeypatch.setattr(features, "has_select_for_update_skip_locked", False)
-        with pytest.raises(Unsupported, match="expected a server with SKIP LOCKED for lock_relat"):
-            by_depot("at_least_once")()
-        assert not Parcel.objects.filter(sent=True).exists()
-
     def test_a_key_without_a_row_cannot_be_locked() -> None:
         with transaction.atomic(), pytest.raises(InvalidOption, match="which no row has"):
             by_depot("at_least_once").lock_key(1)
@@ -222,5 +210,5 @@ if connection.vendor == "mysql":
             (grouped("transactional", ignore), True),
             (by_depot("at_least_once"), False),
         ):
-            messages = check_found([Found(run, "tests.processors.keyed")], ["default"])
+            messages = check_found([Found(run, "tests.processors.keyed")])
             assert ("dcl_processor.E016" in {each.id for each in messages}) is is_refused
