@@ -27,8 +27,8 @@ from .retry import Breaker, Retry
 
 M = TypeVar("M", bound=Model)
 
-#: What ``process_batch()`` returns: nothing, results in the order of the rows, or results by key.
-Results = Sequence[Any] | Mapping[Any, Any] | None
+#: What ``process_batch()`` returns: nothing, or results in the order of the rows.
+Results = Sequence[Any] | None
 
 
 class _DefaultName:
@@ -126,8 +126,7 @@ class Definition(Generic[M]):
     ) -> Results | Awaitable[Results]:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
-        Returns ``None``, the results in the order of the rows, or a mapping of primary keys to
-        results, in which a row without an entry has failed. It may be ``async def`` where
+        Returns ``None``, or the results in the order of the rows. It may be ``async def`` where
         ``process()`` may be. An exception among the results, such as ``Snooze`` or ``Discard``, is
         the outcome of its row, and what was written stays.
 
