@@ -78,12 +78,11 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
 
 
 def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
-    rewritten = getattr(processor.get_done, "__func__", None) is not BatchProcessor.get_done
-    if processor.done is not None and not rewritten and not processor.repeats:
+    if processor._has_fixed_flip and not processor.repeats:
         return  # the row leaves pending by its own columns, as every run verifies
     nodes = list(_parts(query.where, into_queries=False))
     own = any(isinstance(node, Col) and not _shared_by(query, node.alias) for node in nodes)
-    if rewritten and own:
+    if processor._writes("get_done") and own:
         return  # likewise, by a value that depends on the handler's result
     shared = {label for node in nodes for label in _shared_models(query, node)}
     for label in sorted(shared):

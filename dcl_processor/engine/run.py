@@ -86,7 +86,7 @@ class Run:
         )
         self.processor = processor
         self._calls_no_code_before_a_claim = (
-            self.limits.has_plain_stop and not processor._has_throttle
+            self.limits.has_plain_stop and not processor._writes("throttle")
         )
         #: Whether something is written to a row that fails.
         self.notes_failures = processor._notes_failures
@@ -460,7 +460,7 @@ class Run:
             refuse_without_ledger(self.processor)
         else:
             self.counters.on_outcome = overseer.note
-        if overseer is not None or self.processor._has_throttle:
+        if overseer is not None or self.processor._writes("throttle"):
             self.holds = Holds(self.processor, overseer)
         return overseer
 
