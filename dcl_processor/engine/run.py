@@ -85,8 +85,8 @@ class Run:
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
         self.processor = processor
-        self._calls_no_code_before_a_claim = (
-            self.limits.has_plain_stop and not processor._writes("throttle")
+        self._calls_no_code_before_a_claim = self.limits.has_plain_stop and not processor._writes(
+            "throttle"
         )
         #: Whether something is written to a row that fails.
         self.notes_failures = processor._notes_failures

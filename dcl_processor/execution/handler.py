@@ -283,8 +283,8 @@ def outcomes_of(
         return {pk: Handled(None, duration) for pk in keys}
     _refuse_coroutine(results)
     # They need an order and a length, as lists have.
-    is_sized = isinstance(results, Sized) and isinstance(results, Iterable)
-    if not is_sized or isinstance(results, str | bytes | AbstractSet | Mapping):
+    has_no_order = isinstance(results, str | bytes | AbstractSet | Mapping)
+    if has_no_order or not isinstance(results, Sized) or not isinstance(results, Iterable):
         raise Unsupported(
             f"{processor.name}: expected process_batch() to return None, or a list with one result "
             f"for each row, got {results!r:.100}."
