@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from django.core.validators import MaxValueValidator
-from django.db.models import (
-    DateTimeField,
-    Field,
-    Model,
-    PositiveSmallIntegerField,
-    SmallIntegerField,
-)
+from django.db.models import DateTimeField, Field, Model
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.values import Values
@@ -23,9 +15,6 @@ if TYPE_CHECKING:
 
 #: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
-
-#: The highest number in an integer of two bytes, Django's smallest.
-_SMALL = 2**15 - 1
 
 
 def written(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
@@ -154,21 +143,6 @@ def expect_column(
 def is_nullable(model: type[Model], name: str) -> bool:
     """Return whether the model has such a column, which may be NULL."""
     return any(field.name == name and field.null for field in model._meta.concrete_fields)
-
-
-def highest_number(model: type[Model], name: str) -> float:
-    """Return the highest number that an integer column can hold; infinite: the database's own.
-
-    Django's own validators of the column know its size on this database.
-    """
-    column: Any = model._meta.get_field(name)
-    small = isinstance(column, SmallIntegerField | PositiveSmallIntegerField)
-    highest: float = _SMALL if small else math.inf
-    for each in column.validators:
-        if isinstance(each, MaxValueValidator):
-            limit: Any = each.limit_value() if callable(each.limit_value) else each.limit_value
-            highest = min(highest, limit)
-    return highest
 
 
 def _kind_of(column: Any) -> str:

@@ -21,7 +21,6 @@ from tests.models import Dispatch
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 HOUR = 3600
-FULL = 2**15 - 1
 
 
 @the.each_way
@@ -96,14 +95,6 @@ def test_without_a_counter_no_attempt_is_the_last_and_each_delay_is_the_first(
         assert_run(run())
         Dispatch.objects.update(not_before=DatabaseNow() - timedelta(seconds=1))
     assert (the.column("tries"), the.column("status")) == ([None], ["queued"])
-
-
-@the.each_way
-def test_a_limit_that_the_counter_cannot_reach_is_refused(make: the.Make) -> None:
-    the.dispatches(1)
-    with pytest.raises(InvalidOption, match=r"Dispatch\.tries can hold, at most 32767, got 32768"):
-        make(the.always_fails, retry=the.retry(FULL + 1))()
-    assert the.column("tries") == [None]
 
 
 @the.each_way
