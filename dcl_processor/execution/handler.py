@@ -214,8 +214,8 @@ def execute_together(
     limit: TimeLimit | None = None,
 ) -> dict[Any, Outcome]:
     """Call ``process_batch()``; the caller handles the errors that it raises."""
-    call = Call(processor.name, [*rows], limit)
-    results = _call_together(processor, rows, arguments, limit, call)
+    call, given = Call(processor.name, [*rows], limit), [*rows.values()]
+    results = announced(processor, call, limit, processor.process_batch, given, *arguments)
     if (error := returned_error(results)) is not None:
         # An object that a module keeps for all its calls would collect their tracebacks.
         raise error.with_traceback(None)
@@ -229,25 +229,14 @@ def attempt_together(
     limit: TimeLimit | None = None,
 ) -> Together:
     """Call ``process_batch()``; any error becomes an outcome, unless it ``ends_the_run()``."""
-    call = Call(processor.name, [*rows], limit)
+    call, given = Call(processor.name, [*rows], limit), [*rows.values()]
     try:
-        results = _call_together(processor, rows, arguments, limit, call)
+        results = announced(processor, call, limit, processor.process_batch, given, *arguments)
     except BaseException as error:
         if ends_the_run(error):
             raise
         return judge(error, duration=call.duration)
     return understood(processor, rows, results, call.duration)
-
-
-def _call_together(
-    processor: Definition[Any],
-    rows: Mapping[Any, Any],
-    arguments: tuple[Any, ...],
-    limit: TimeLimit | None,
-    call: Call,
-) -> Any:
-    given = [*rows.values()]
-    return announced(processor, call, limit, processor.process_batch, given, *arguments)
 
 
 def understood(
