@@ -15,15 +15,15 @@ from django.db import connections
 from django.db.models import Q
 
 from dcl_processor import steady as time
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.interrupts import Interruption
-from dcl_processor.locking.isolation import refuse_outer_transaction
+from dcl_processor.locking.isolation import from_test_case, refuse_outer_transaction
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report
 from dcl_processor.signals import row_finished
 from dcl_processor.values import expect_whole_number
 
-from .handlers import HandlerAsserted, asserting, raise_asserted, watched
-from .questions import question_of, refuse_where_nothing_is_tested
+from .subject import HandlerAsserted, asserting, question_of, raise_asserted, watched
 from .turns import Kind, Turns
 
 #: Seconds in which the workers have to end after the race was called off.
@@ -91,11 +91,28 @@ def race(
     expect_whole_number("expected workers", workers, of="workers", least=2)
     question = question_of(processor, using)
     what = f"race({processor.name})"
-    refuse_where_nothing_is_tested(question.using, what)
+    _refuse_where_nothing_is_tested(question.using, what)
     refuse_outer_transaction(question.using, what)
     parameters = {"filter": filter, "using": using, "wait_for_locked": wait_for_locked}
     course = _Course(processor, workers, seed, question.using, timeout)
     return course.run(parameters)
+
+
+def _refuse_where_nothing_is_tested(using: str, what: str) -> None:
+    """Raise ``Unsupported`` unless other sessions see the rows, and can lock them one by one."""
+    connection = connections[using]
+    if not connection.features.has_select_for_update:
+        raise Unsupported(
+            f"{what}: expected a database that locks single rows, such as PostgreSQL or MariaDB, "
+            f"got {connection.display_name}, which has one lock for all rows, so the test would "
+            "test nothing; run it on the database system of production."
+        )
+    if any(from_test_case(block) for block in connection.atomic_blocks):
+        raise Unsupported(
+            f"{what}: expected rows that are committed, got a test inside TestCase, whose rows no "
+            "other session sees, so it would test nothing; use TransactionTestCase, or "
+            "pytest-django's django_db(transaction=True)."
+        )
 
 
 class _Double(Interruption):

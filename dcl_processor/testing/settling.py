@@ -16,8 +16,7 @@ from dcl_processor.errors import describe
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-from .handlers import HandlerAsserted, asserting, raise_asserted, watched
-from .questions import check_row, question_of
+from .subject import HandlerAsserted, asserting, check_row, question_of, raise_asserted, watched
 
 M = TypeVar("M", bound=Model)
 Outcome = Literal["processed", "failed", "snoozed", "discarded"]

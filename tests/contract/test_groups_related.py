@@ -13,14 +13,13 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Report
 from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.registry import Found
-from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import after_first, at_work, grouped, rows_of, run_beside
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement
+from tests.contract.support.sessions import before_statement, part_locked
 from tests.models import Depot, Errand, Parcel, Ride, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -161,7 +160,7 @@ if HAS_GATE:
                 by_depot("at_least_once").lock_key(depots[0])
                 got.append("locked")
 
-        with hold_lock(depots[0]):
+        with part_locked(Depot, depots[0].pk):
             producer = meanwhile(produce)
             results = producer.__enter__()
             wait_until_a_session_waits()

@@ -1,4 +1,4 @@
-"""``assert_settles`` and ``hold_lock``: each can fail, and says why."""
+"""``assert_settles`` can fail, and says why."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.test import TestCase
 from django.utils import timezone
 
 from dcl_processor import Discard, Retry, Snooze
-from dcl_processor.exceptions import Unsupported
-from dcl_processor.testing import assert_settles, hold_lock, make_due
+from dcl_processor.testing import assert_settles, make_due
 from tests.contract.support.errands import (
     PENDING,
     at_least_once,
@@ -27,7 +24,8 @@ from tests.contract.support.errands import (
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import retrying
-from tests.models import Errand, Truck, Vehicle
+from tests.contract.support.sessions import part_locked
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -104,58 +102,10 @@ if HAS_ROW_LOCKS:
 
     def test_a_locked_row_is_told() -> None:
         [row] = errands(1)
-        with hold_lock(row):
+        with part_locked(Errand, row.pk):
             said = str(complaint(transactional(ignore), row))
         assert "got a row that was skipped, because another session has it locked" in said
         assert_settles(transactional(ignore), row)
-
-
-# --- hold_lock
-
-if not HAS_ROW_LOCKS:
-
-    def test_without_row_locks_no_lock_is_held() -> None:
-        [row] = errands(1)
-        with pytest.raises(Unsupported, match="got SQLite"), hold_lock(row):
-            pytest.fail("the block was entered")
-
-
-if HAS_ROW_LOCKS:
-
-    def test_the_row_is_locked_within_the_block_and_not_after_it() -> None:
-        held, _ = errands(2)
-        with hold_lock(held):
-            report = transactional(ignore)(wait_for_locked=0)
-        assert_run(report, processed=1, skipped=1)
-        assert_run(transactional(ignore)(), processed=1)
-        assert Errand.objects.get(pk=held.pk).done
-
-    def test_all_parts_of_a_row_with_parents_are_locked() -> None:
-        truck = Truck.objects.create()
-        with hold_lock(truck), transaction.atomic(using="other"):
-            for model in (Truck, Vehicle):
-                rows: Any = model._default_manager.using("other")
-                assert not rows.select_for_update(of=_self(), skip_locked=True).exists()
-
-    def _self() -> tuple[str, ...]:
-        return ("self",) if connection.features.has_select_for_update_of else ()
-
-    def test_a_row_that_is_not_there_is_told() -> None:
-        with (
-            pytest.raises(AssertionError, match="no row with the key 5 on 'default'"),
-            hold_lock(Errand(pk=5)),
-        ):
-            pytest.fail("the block was entered")
-        with transaction.atomic():
-            [row] = errands(1)
-            with pytest.raises(AssertionError, match=r"session sees|not committed"), hold_lock(row):
-                pytest.fail("the block was entered")
-
-    class InTestCase(TestCase):
-        def test_it_is_refused(self) -> None:
-            [row] = errands(1)
-            with pytest.raises(Unsupported, match="use TransactionTestCase"), hold_lock(row):
-                pytest.fail("the block was entered")
 
 
 # --- rows that are expected to fail, to wait, or to need a resource

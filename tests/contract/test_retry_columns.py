@@ -12,7 +12,7 @@ from django.db.models import F, Q
 from dcl_processor import Snooze
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption, StillPending
-from dcl_processor.testing.questions import question_of
+from dcl_processor.testing.subject import question_of
 from tests.contract.support import dispatches as the
 from tests.contract.support.batches import statements
 from tests.contract.support.reports import assert_run

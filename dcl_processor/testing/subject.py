@@ -1,4 +1,4 @@
-"""Wraps the processor's handler in a context manager, and raises what it asserts."""
+"""The processor as a test has it: its question, and its handler with what the test notes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+from django.db.models import Model
+
+from dcl_processor.candidates.question import Question, ask
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.interrupts import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
+M = TypeVar("M", bound=Model)
 P = TypeVar("P", bound=BatchProcessor[Any])
 Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
+
+
+def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
+    """Return the user's question, with the processor's own conditions for a row."""
+    question: Question[M] = ask(
+        processor.pending, label=processor.name, using=using or processor.using, due=processor._due
+    )
+    return question
+
+
+def check_row(processor: BatchProcessor[Any], question: Question[Any], row: Any) -> None:
+    """Raise ``InvalidOption`` unless the row is of the processor's model."""
+    if not isinstance(row, question.model):
+        raise InvalidOption(
+            f"{processor.name}: expected a row of {question.model._meta.label}, got {row!r}."
+        )
 
 
 class HandlerAsserted(Interruption):
