@@ -23,6 +23,7 @@ from dcl_processor.values import seconds
 from . import functions, validation
 from .kinds import Delivery
 from .lease import Lease
+from .model_columns import named_columns
 from .retry import Breaker, Retry
 
 M = TypeVar("M", bound=Model)
@@ -201,12 +202,7 @@ class Definition(Generic[M]):
         """
         if not self._has_fixed_flip or self._writes("get_failed"):
             return None
-        retry = self.retry
-        noted = (*retry.columns, *(retry.on_failure or {})) if retry is not None else ()
-        marks = (self.claimed_at, self.lease.field if self.lease else None, self.group_by)
-        values = (self.done, self.claim, self.reset, self.failed)
-        written = (name for each in values for name in each or {})
-        return {*written, *noted, *filter(None, marks)}
+        return {*named_columns(self), *filter(None, [self.group_by])}
 
     def _due(self, model: type[Model]) -> Q | None:
         """Return the conditions for a row besides ``pending``; the user never writes them."""

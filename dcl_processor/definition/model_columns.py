@@ -43,17 +43,21 @@ def _has_key_of(child: type[Model], parent: type[Model]) -> bool:
     return True
 
 
+def named_columns(processor: Definition[Any]) -> list[str]:
+    """Return the names of the columns that claims and settlements write, by the options."""
+    own = (processor.claimed_at, processor.lease.field if processor.lease else None)
+    noted = processor.retry.columns if processor.retry else ()
+    values = [name for _, some in written(processor) for name in some]
+    return [*values, *filter(None, own), *noted]
+
+
 def written_columns(processor: Definition[Any], model: type[Model]) -> list[str]:
     """Return the fields of the model that claims and settlements write, as far as that is known.
 
     The columns of a function are not. A name that is no column is reported by a check of its own.
     """
-    names = [name for _, values in written(processor) for name in values]
-    names += [processor.claimed_at] if processor.claimed_at else []
-    names += [processor.lease.field] if processor.lease else []
-    names += processor.retry.columns if processor.retry else ()
     fields = {name: f.name for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    return list(dict.fromkeys(fields[name] for name in names if name in fields))
+    return list(dict.fromkeys(fields[n] for n in named_columns(processor) if n in fields))
 
 
 def check(processor: Definition[Any], model: type[Model], using: str) -> None:
