@@ -103,33 +103,31 @@ def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
 
 
 def _find(configs: Iterable[AppConfig]) -> tuple[list[registry.Found], list[CheckMessage]]:
-    found: dict[int, registry.Found] = {}
+    configs = list(configs)
+    found, left_out = registry.survey(configs)
     messages: list[CheckMessage] = []
-    for config in configs:
-        try:
-            for each in registry.find([config]):
-                if (problem := registry.unfinished(each)) is None:
-                    found.setdefault(id(each.processor), each)
-                else:
-                    sentence, place = str(problem.error), problem.app
-                    messages.append(checks.Error(sentence, obj=place, id="dcl_processor.E020"))
-            messages += [
-                checks.Warning(
-                    f"expected a processor that the command and the checks find, got {what}.",
-                    hint=fix,
-                    obj=place,
-                    id="dcl_processor.W010",
-                )
-                for place, what, fix in registry.hidden(config)
-            ]
-        except ProcessorError as error:
-            hint = (
-                f"It is defined in {config.name}.{registry.MODULE}, or in a module that it imports."
-            )
-            messages.append(
-                checks.Error(str(error), hint=hint, obj=config.label, id="dcl_processor.E008")
-            )
-    return list(found.values()), messages
+    for each in left_out:
+        sentence, app = str(each.error), each.app
+        if isinstance(each, registry.Unfinished):
+            messages.append(checks.Error(sentence, obj=app, id="dcl_processor.E020"))
+        elif isinstance(each.error, ProcessorError):
+            hint = f"It is defined in {app}.{registry.MODULE}, or in a module that it imports."
+            messages.append(checks.Error(sentence, hint=hint, obj=app, id="dcl_processor.E008"))
+        else:
+            raise each.error
+    unread = {each.app for each in left_out}
+    hidden = [registry.hidden(config) for config in configs if config.name not in unread]
+    messages += [
+        checks.Warning(
+            f"expected a processor that the command and the checks find, got {what}.",
+            hint=fix,
+            obj=place,
+            id="dcl_processor.W010",
+        )
+        for each in hidden
+        for place, what, fix in each
+    ]
+    return found, messages
 
 
 def _shared_names(found: Sequence[registry.Found]) -> list[CheckMessage]:

@@ -41,19 +41,14 @@ def assert_settles(
     """
     question = question_of(processor, using)
     check_row(processor, question, row)
-
     twin = watched(processor, lambda _: asserting())
     if resource is not None:
         vars(twin).update(resource=lambda: nullcontext(resource))
-    asserted: AssertionError | None = None
-    report = Report(name=processor.name)
     try:
         with nullcontext() if outcome == "processed" else _in_one_line():
             report = twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
     except HandlerAsserted as carrier:
-        asserted = carrier.error
-    if asserted is not None:
-        raise asserted  # not in the "except", inside which its traceback would show the carrier
+        raise carrier.error from carrier.error.__cause__  # and not from the carrier
     raise_asserted([report])
     if getattr(report, outcome) != 1:
         got = _instead(report, but=outcome) or _why_not(question, row, report)
