@@ -20,11 +20,7 @@ from sybil import Sybil
 from sample_app.mail_settings import in_this_django
 from tests.docs.blocks import PARSERS
 
-pytest_plugins = [
-    "dcl_processor.testing.fixtures",  # as the page on testing tells everybody
-    "tests.shares",
-    "tests.strict",
-]
+pytest_plugins = ["tests.shares", "tests.strict"]
 
 #: The table of which a page shows the plan.
 TABLE = "shop_order"

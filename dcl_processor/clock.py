@@ -11,7 +11,6 @@ from django.conf import settings
 from django.db import connections
 from django.db.models import DateTimeField, DurationField, Func, QuerySet, Value
 from django.db.models.expressions import CombinedExpression
-from django.db.models.functions import Now
 
 # Now() does not always return the value that a DateTimeField keeps. MariaDB and MySQL keep what
 # Django writes, in UTC or with USE_TZ=False in TIME_ZONE's local time, but their Now() follows the
@@ -47,9 +46,6 @@ class DatabaseNow(Func):
         # Django writes a whole second without a fraction, and SQLite compares times as text.
         template = f"REPLACE({now}, '.000000', '')"
         return self.as_sql(compiler, connection, template=template, **context)
-
-    def as_oracle(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        return Now().as_oracle(compiler, connection, **context)
 
 
 class Later(CombinedExpression):

@@ -53,21 +53,21 @@ def _said(ask: Callable[[BaseException], str], error: BaseException) -> str | No
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback as text."""
-    return formatted(error) or replacement(error)
-
-
-def replacement(error: BaseException) -> str:
-    """Return a traceback as text for an error that makes Python's formatting fail."""
-    return _frames(error) + describe(error) + "\n"
-
-
-def formatted(error: BaseException) -> str | None:
-    """Return the traceback as Python formats it, or ``None`` if the error makes that fail."""
+    """Return the traceback as text, without lines of the source if the error makes that fail."""
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001  # as above
-        return None
+    except Exception:  # noqa: BLE001  # as above; so may the loader of a module, asked for a line
+        places = [(frame.f_code, line) for frame, line in traceback.walk_tb(frames_of(error))]
+        shown = [
+            f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
+            for code, line in places
+        ]
+        return f"{''.join(shown)}{describe(error)}\n"
+
+
+def frames_of(error: BaseException) -> Any:
+    """Return the error's traceback, even if its class overrides the attribute."""
+    return _own(error, "__traceback__")
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -96,18 +96,6 @@ def forget_frames(error: BaseException) -> None:
         waiting += [_own(each, "__cause__"), _own(each, "__context__")]
         if isinstance(each, BaseExceptionGroup):
             waiting += each.exceptions
-
-
-def _frames(error: BaseException) -> str:
-    found = _own(error, "__traceback__")
-    try:
-        return "".join(traceback.format_tb(found))
-    except Exception:  # noqa: BLE001  # a module's loader may raise when it is asked for a line
-        places = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
-        return "".join(
-            f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
-            for code, line in places
-        )
 
 
 def _own(error: BaseException, name: str) -> Any:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import escaped, printable, traceback_text
+from .errors import escaped, frames_of, printable, traceback_text
 from .masking import described, shown_traceback
 from .worker import worker_number
 
@@ -80,7 +80,8 @@ def log(
     """Log a record with fields; of arguments that are text or errors, each is one line.
 
     The text of an error is masked and capped, and so is the traceback that formatters of text
-    write; ``exc_info`` has the error itself. ``traceback``: its text, if that is known.
+    write; ``exc_info`` has the error itself, whose class is a field, too. ``traceback``: its text,
+    if that is known.
 
     A project whose own records have a field of the same name gets the record without ours.
     """
@@ -88,7 +89,8 @@ def log(
         return
     file, line, function, _ = logger.findCaller(stacklevel=2)
     shown = tuple(_shown(each) for each in arguments)
-    info: Any = exc_info and (type(exc_info), exc_info, exc_info.__traceback__)
+    info: Any = exc_info and (type(exc_info), exc_info, frames_of(exc_info))
+    extra = {**extra, **error_fields(exc_info)} if exc_info is not None else extra
     place = (logger.name, level, file, line, message, shown, info, function)
     try:
         record = logger.makeRecord(*place, extra)

@@ -80,13 +80,26 @@ class Unfinished(Broken):
 
 def broken() -> list[Broken]:
     """Return the apps, and the processors, that are left out because they cannot be used."""
-    return _found_and_broken()[1]
+    return survey(apps.get_app_configs())[1]
 
 
-def unfinished(found: Found) -> Unfinished | None:
-    """Return what is wrong with a processor that has none of its options; others have them all."""
-    if hasattr(found.processor, "_identity"):
-        return None
+def survey(app_configs: Iterable[AppConfig]) -> tuple[list[Found], list[Broken]]:
+    """Return the processors of the apps, and what is left out because it cannot be used."""
+    found: dict[int, Found] = {}
+    left_out: list[Broken] = []
+    for config in app_configs:
+        try:
+            for each in find([config]):
+                if hasattr(each.processor, "_identity"):
+                    found.setdefault(id(each.processor), each)
+                else:
+                    left_out.append(_unfinished(each))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the other apps can run
+            left_out.append(Broken(config.name, error))
+    return list(found.values()), left_out
+
+
+def _unfinished(found: Found) -> Unfinished:
     kind = type(found.processor).__name__
     return Unfinished(
         found.place,
@@ -120,28 +133,13 @@ def hidden(config: AppConfig) -> Iterator[tuple[str, str, str]]:
             yield place, "a processor under another decorator", fix
 
 
-def _found_and_broken() -> tuple[list[Found], list[Broken]]:
-    found: dict[int, Found] = {}
-    failed: list[Broken] = []
-    for config in apps.get_app_configs():
-        try:
-            for each in find([config]):
-                if (problem := unfinished(each)) is not None:
-                    failed.append(problem)
-                else:
-                    found.setdefault(id(each.processor), each)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the other apps can run
-            failed.append(Broken(config.name, error))
-    return list(found.values()), failed
-
-
 def processors() -> dict[str, BatchProcessor[Any]]:
     """Return all processors by name; raise ``InvalidOption`` if two share a name.
 
     An app whose module cannot be imported has none: see ``broken()``.
     """
     by_name: dict[str, Found] = {}
-    for each in _found_and_broken()[0]:
+    for each in survey(apps.get_app_configs())[0]:
         first = by_name.setdefault(each.processor.name, each)
         if first is not each:
             raise InvalidOption(shared_name(first, each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -126,7 +126,6 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"done": {1: True}}, InvalidDone, r"expected done to be a mapping .* got {1: True}"),
     ({"done": lambda *, row: {}}, InvalidDone, r"take \(row, result\), or \(row\) where"),
     ({"pending": None}, InvalidPending, r"expected pending to be a queryset .* got None"),
-    ({"pending": [1]}, InvalidPending, r"expected pending to be a queryset .* got \[1\]"),
     ({"pending": Parcel.objects}, InvalidPending, r"got <.*Manager.*>; write …objects.filter"),
     ({"pending": Parcel}, InvalidPending, r"got <class 'tests.models.Parcel'>; write …objects"),
     (
@@ -135,47 +134,34 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
         r"expected pending to take no arguments, got pending\(tenant\); .* filter=Q",
     ),
     ({"batch_size": 0}, InvalidOption, r"expected batch_size .* from 1, got 0"),
-    ({"batch_size": "3"}, InvalidOption, r"expected batch_size .* from 1, got '3'"),
-    ({"batch_size": True}, InvalidOption, r"expected batch_size .* from 1, got True"),
     ({"delivery": "exactly_once"}, InvalidOption, r"transactional, .* got 'exactly_once'"),
     ({"delivery": []}, InvalidOption, r"transactional, .* got \[\]"),
     ({"strict_order": "yes"}, InvalidOption, r"expected strict_order to be True or False"),
-    ({"repeats": 1}, InvalidOption, r"expected repeats to be True or False, got 1"),
     ({"using": 3}, InvalidOption, r"expected using to be the name of a database .* got 3"),
-    ({"name": ""}, InvalidOption, r"expected name to be a text without spaces around it, got ''"),
-    ({"name": 3}, InvalidOption, r"expected name to be a string, got 3"),
     ({"bach_size": 3}, InvalidOption, r"no option 'bach_size'; did you mean 'batch_size'\?"),
     ({"zzz": 3}, InvalidOption, r"no option 'zzz'; the options are .*delivery.*"),
     ({"_has_fixed_flip": 3}, InvalidOption, r"no option '_has_fixed_flip'"),
     ({"handler": asynchronous}, Unsupported, r"expected a plain function, got 'async def asyn"),
     ({"handler": lazy}, InvalidOption, r"got the generator lazy\(\); remove the 'yield'"),
-    ({"handler": lambda: None}, InvalidOption, r"expected the handler to take one row, got"),
     ({"handler": lambda row, more: None}, InvalidOption, r"handler to take one row, got"),
     ({"process": print}, InvalidOption, r"expected the decorated function to be the handler, got"),
-    ({"failed": {}}, InvalidDone, r"expected failed to name at least one column, got {}"),
     ({"failed": "dead"}, InvalidDone, r"expected failed to be a mapping .* got 'dead'"),
     (
         {"failed": lambda row: {}},
         InvalidDone,
         r"expected failed as a callable to take \(row, error",
     ),
-    ({"reset": {}}, InvalidDone, r"expected reset to name at least one column, got {}; leave it"),
     ({"reset": True}, InvalidDone, r"expected reset to be a mapping .* got True"),
     ({"retry": 3}, InvalidOption, r"expected retry to be a Retry, such as .*, got 3"),
     ({"lease": 30}, InvalidOption, r"expected lease to be a Lease, such as .*, got 30"),
     ({"claimed_at": 3}, InvalidOption, r"expected claimed_at to be the name of a column, got 3"),
-    ({"concurrency": 0}, InvalidOption, r"to be a whole number of handlers from 1, got 0"),
     ({"concurrency": None}, InvalidOption, r"a whole number of handlers from 1, got None"),
     ({"max_consecutive_failures": -1}, InvalidOption, r"rows from 0, got -1; with 0, fail"),
-    ({"max_consecutive_failures": True}, InvalidOption, r"rows from 0, got True; with 0, fail"),
-    ({"max_consecutive_failures": 1.5}, InvalidOption, r"rows from 0, got 1.5; with 0, fail"),
     ({"max_pending": 0}, InvalidOption, r"max_pending to be a whole number of rows from 1, got 0"),
-    ({"max_pending": "9"}, InvalidOption, r"max_pending to be a whole number of rows .* got '9'"),
     ({"resource": open_box}, InvalidOption, r"got the generator open_box\(\); .* contextmanager"),
     ({"resource": open_later}, InvalidOption, r"decorate it with contextlib's asynccontextmanager"),
     ({"resource": 7}, InvalidOption, r"expected resource to be a callable without arguments .* 7"),
     ({"resource": lambda row: None}, InvalidOption, r"expected resource to be a callable without"),
-    ({"resource": closing, "handler": lambda row: None}, InvalidOption, r"without arguments that"),
     (
         {"resource": nullcontext, "handler": lambda row: None},
         InvalidOption,
@@ -191,8 +177,6 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
         InvalidOption,
         r"expected the handler to take rows and the resource, got <lambda>\(rows\)",
     ),
-    ({"process_batch": lazy}, InvalidOption, r"got the generator lazy\(\); remove the 'yield'"),
-    ({"process_batch": asynchronous}, Unsupported, r"expected a plain function, got 'async def"),
 ]
 
 

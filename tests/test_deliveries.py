@@ -65,7 +65,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"delivery": MOST, "done": lambda row, result: DONE},
         r"expected done=… to be a mapping with AT_MOST_ONCE .* add claim=…",
     ),
-    ({"delivery": MOST, "done": None}, r"expected done=… to be a mapping with AT_MOST_ONCE"),
     ({"delivery": MOST, "retry": Retry()}, r"expected retry together with claim=…"),
     ({"delivery": MOST, "claimed_at": "claimed_at"}, r"expected claimed_at together with claim=…"),
     (
@@ -109,26 +108,15 @@ def test_a_get_done_of_the_class_is_a_flip_that_depends_on_the_handler() -> None
     ("arguments", "words"),
     [
         ({"max_attempts": 0}, r"max_attempts to be a whole number of attempts from 1, got 0"),
-        ({"max_attempts": True}, r"max_attempts to be a whole number of attempts from 1, got True"),
-        ({"max_attempts": 2.5}, r"max_attempts to be a whole number of attempts from 1, got 2.5"),
         ({"backoff": -1}, r"backoff to be a number of seconds from 0 .* got -1"),
-        ({"backoff": "30"}, r"backoff to be a number of seconds from 0 .* got '30'"),
-        ({"backoff": timedelta(seconds=-1)}, r"backoff to be a number of seconds from 0"),
-        ({"backoff": float("nan")}, r"backoff to be a number of seconds from 0 .* got nan"),
-        ({"max_delay": float("inf")}, r"max_delay to be a number of seconds .* got inf"),
         ({"max_delay": 1e300}, r"max_delay to be a number of seconds from 0 to ten years, or a"),
-        ({"max_delay": None}, r"max_delay to be a number of seconds from 0 .* got None"),
         ({"jitter": -0.1}, r"jitter to be a number from 0 to 1, got -0.1"),
         ({"jitter": 2}, r"jitter to be a number from 0 to 1, got 2"),
-        ({"jitter": "0.1"}, r"jitter to be a number from 0 to 1, got '0.1'"),
         ({"jitter": True}, r"jitter to be a number from 0 to 1, got True"),
         ({"on": "ValueError"}, r"on to be an exception class or a tuple of them, got 'ValueErr"),
         ({"on": [ValueError]}, r"on to be an exception class or a tuple of them, got \[<class"),
         ({"give_up_on": (ValueError, 3)}, r"give_up_on to be an exception class or a tuple of"),
-        ({"give_up_on": ValueError()}, r"give_up_on to be an exception class or a tuple of them"),
         ({"attempts": 3}, r"attempts to be the name of a column, or None, got 3"),
-        ({"next_attempt_at": 1}, r"next_attempt_at to be the name of a column, or None, got 1"),
-        ({"last_error": []}, r"last_error to be the name of a column, or None, got \[\]"),
         ({"attempts": None}, r".* with attempts=None, got 5: without a column"),
         ({"attempts": None, "max_attempts": "allowed"}, r".* with attempts=None, got 'allowed'"),
         ({"max_attempts": "attempts"}, r".* a column other than attempts, next_attempt_at"),
@@ -144,11 +132,7 @@ def test_bad_values_of_a_retry_are_one_clear_sentence(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "duration",
-    [0.9, 0, -5, "30", None, True, timedelta(milliseconds=999), float("nan"), float("inf"), 1e9],
-    ids=str,
-)
+@pytest.mark.parametrize("duration", [0.9, timedelta(milliseconds=999), 86_401], ids=str)
 def test_a_lease_lasts_from_a_second_to_a_day(duration: Any) -> None:
     with pytest.raises(InvalidOption, match=r"Lease's duration .* from 1 to a day") as refused:
         Lease(duration)
@@ -159,9 +143,7 @@ def test_a_lease_lasts_from_a_second_to_a_day(duration: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"delay": "soon"}, r"delay to be a number of seconds from 0 .* got 'soon'"),
         ({"delay": -1}, r"delay to be a number of seconds from 0 .* got -1"),
-        ({"delay": float("inf")}, r"delay to be a number of seconds from 0 .* got inf"),
         ({"until": 3}, r"until to be a datetime, got 3"),
         (
             {"delay": 3, "until": datetime(2024, 5, 1, tzinfo=UTC)},

@@ -8,11 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import django
-from django.db import connection
 from django.db.models import lookups, sql
 from django.db.models.fields import json, related_lookups
 
-from dcl_processor.checks import questions as offline
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 
@@ -138,7 +136,3 @@ def test_djangos_own_lookups_are_in_the_modules_that_are_known() -> None:
     }
     assert found == known
     assert json.__name__ == "django.db.models.fields.json"
-
-
-def test_a_check_bars_every_way_to_the_database() -> None:
-    assert all(callable(getattr(connection, way)) for way in offline._WAYS)

@@ -15,7 +15,6 @@ from django.utils import timezone
 from pythonjsonlogger.json import JsonFormatter
 
 from dcl_processor import BatchProcessor, Retry, log_fields
-from dcl_processor.execution.calls import log_error
 from dcl_processor.insights.row import show
 from dcl_processor.insights.status import status
 from dcl_processor.masking import (
@@ -109,7 +108,7 @@ def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
         assert "hunter2" not in line
         assert len(line) <= LONGEST_TRACEBACK + LONGEST_TEXT
     assert record.exc_info is not None
-    assert (str(record.exc_info[1]), record.module) == (told, "calls")
+    assert (str(record.exc_info[1]), record.module) == (told, "counters")
 
 
 def test_rows_of_one_call_have_the_duration_of_the_call() -> None:
@@ -181,10 +180,12 @@ def test_a_project_with_a_field_of_the_same_name_gets_the_record() -> None:
     logging.setLogRecordFactory(factory)
     try:
         with json_log() as records:
-            log_error(ValueError("x"), "%s: %s", "name", extra={"processor": "ours"})
+            log_fields.log(
+                logging.getLogger("dcl_processor"), 40, "said", extra={"processor": "ours"}
+            )
     finally:
         logging.setLogRecordFactory(make)
-    assert [(each["message"], each["processor"]) for each in records] == [("name: x", "theirs")]
+    assert [(each["message"], each["processor"]) for each in records] == [("said", "theirs")]
 
 
 def test_no_field_is_one_that_records_have_already() -> None:

@@ -406,11 +406,11 @@ def test_the_checks_find_a_database_without_such_locks() -> None:
     with alias("memory", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
         found = [
             each
-            for each in databases.check("memory", [capped(using="memory")], ask=False)
+            for each in databases.check("memory", [capped(using="memory")])
             if isinstance(each, checks.Error)
         ]
     assert [each.id for each in found] == ["dcl_processor.E014"]
-    assert list(databases.check("default", [capped()], ask=False)) == []
+    assert list(databases.check("default", [capped()])) == []
 
 
 def test_a_galera_cluster_is_refused_by_name() -> None:

@@ -11,9 +11,9 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.columns import LeaseColumn, RetryColumns
-from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import part_locked
 from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
@@ -98,7 +98,7 @@ def test_every_delivery_handles_each_row_once(
     calls: list[int] = []
     pending = OWN & models.Q(pk__in=model.objects.filter(OWN).values("pk")) if spans else OWN
     run = processor(model, calls, pending, **options)
-    with hold_lock(model.objects.get(pk=pks[4])):
+    with part_locked(model, pks[4]):
         report = run(wait_for_locked=0)
     assert_run(report, processed=9, skipped=1)
     assert_run(run(), processed=1)

@@ -2,7 +2,6 @@
 
 - E001  pending cannot be used
 - E002  done, failed, reset, claim or on_failure names no column, or one that must not be written
-- E003  one of them would write the same value twice into unique columns
 - E004  one of them holds a value that its column cannot
 - E005  two processors have one name
 - E006  using names no database
@@ -11,7 +10,6 @@
 - E009  a column of retry, lease or claimed_at is missing, or of another kind
 - E010  two processors of one model share columns that each processor needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
-- E012  a table's engine has no transactions: only with ``check --database``
 - E014  max_workers on a database without locks that end with a session
 - E015  group_by names no column that can be a key
 - E016  the database cannot lock a key
@@ -23,15 +21,14 @@
 - W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
-- W005  the database cannot skip locked rows: only with ``check --database``
 - W006  in_order without retry and failed: a row that always fails stops its key
-- W007  no index of all pending rows, or of the rows in flight, begins with the column of group_by
 - W008  a list of the admin edits columns that a processor writes
 - W009  a new row is done: the default of a column is the value that done writes
 - W010  a processor is defined that the command and the checks do not find
+- W011  two processors take rows out of pending by one column
 
-No other check queries a database. ``ProcessorAdminMixin`` reports E019 and W008 with the checks of
-its ``ModelAdmin``.
+No check queries a database, unless ``pending()`` itself does. ``ProcessorAdminMixin`` reports E019
+and W008 with the checks of its ``ModelAdmin``.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, groups, questions, sharing
+from . import databases, flips, questions, sharing
 
 TAG = "processors"
 
@@ -59,18 +56,18 @@ def register() -> None:
 
 
 def check_processors(
-    app_configs: Iterable[AppConfig] | None = None, databases: Sequence[str] | None = None, **_: Any
+    app_configs: Iterable[AppConfig] | None = None, **_: Any
 ) -> list[CheckMessage]:
     """Check the processors of the apps; raise what the import of a ``processors.py`` raises."""
     found, messages = _find(apps.get_app_configs() if app_configs is None else app_configs)
     messages += _shared_names(found)
-    return messages + check_found(found, databases or ())
+    return messages + check_found(found)
 
 
 def refusals(chosen: Iterable[BatchProcessor[Any]]) -> dict[str, str]:
     """Return what is wrong with those of the processors that have an error, by their names.
 
-    All processors are checked, because two of them may be wrong together. Queries no database.
+    All processors are checked, because two of them may be wrong together.
     """
     everyone = [registry.Found(each, "") for each in registry.processors().values()]
     names = {each.name for each in chosen}
@@ -82,8 +79,8 @@ def refusals(chosen: Iterable[BatchProcessor[Any]]) -> dict[str, str]:
     return {each.obj: f"{each.msg} ({each.id})" for each in reversed(errors)}
 
 
-def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> list[CheckMessage]:
-    """Check each processor, and the databases they use; ``asked``: aliases to connect to."""
+def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
+    """Check each processor, and the databases they use."""
     messages: list[CheckMessage] = []
     users: dict[str, list[BatchProcessor[Any]]] = {}
     asking: list[sharing.User] = []
@@ -96,45 +93,41 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
             messages += flips.check(processor, question.model)
             if question.using in connections.databases:  # E006 reports another one
                 messages += databases.check_clock(processor, question)
-                messages += groups.check(processor, question, ask=question.using in asked)
+                messages += questions.check_groups(processor, question)
             asking.append((processor, question))
-            if question.using in asked:
-                messages += databases.check_engines(processor, question)
             users.setdefault(question.using, []).append(processor)
     messages += sharing.check(asking)
     for alias, processors in users.items():
-        messages += databases.check(alias, processors, ask=alias in asked)
+        messages += databases.check(alias, processors)
     return messages
 
 
 def _find(configs: Iterable[AppConfig]) -> tuple[list[registry.Found], list[CheckMessage]]:
-    found: dict[int, registry.Found] = {}
+    configs = list(configs)
+    found, left_out = registry.survey(configs)
     messages: list[CheckMessage] = []
-    for config in configs:
-        try:
-            for each in registry.find([config]):
-                if (problem := registry.unfinished(each)) is None:
-                    found.setdefault(id(each.processor), each)
-                else:
-                    sentence, place = str(problem.error), problem.app
-                    messages.append(checks.Error(sentence, obj=place, id="dcl_processor.E020"))
-            messages += [
-                checks.Warning(
-                    f"expected a processor that the command and the checks find, got {what}.",
-                    hint=fix,
-                    obj=place,
-                    id="dcl_processor.W010",
-                )
-                for place, what, fix in registry.hidden(config)
-            ]
-        except ProcessorError as error:
-            hint = (
-                f"It is defined in {config.name}.{registry.MODULE}, or in a module that it imports."
-            )
-            messages.append(
-                checks.Error(str(error), hint=hint, obj=config.label, id="dcl_processor.E008")
-            )
-    return list(found.values()), messages
+    for each in left_out:
+        sentence, app = str(each.error), each.app
+        if isinstance(each, registry.Unfinished):
+            messages.append(checks.Error(sentence, obj=app, id="dcl_processor.E020"))
+        elif isinstance(each.error, ProcessorError):
+            hint = f"It is defined in {app}.{registry.MODULE}, or in a module that it imports."
+            messages.append(checks.Error(sentence, hint=hint, obj=app, id="dcl_processor.E008"))
+        else:
+            raise each.error
+    unread = {each.app for each in left_out}
+    hidden = [registry.hidden(config) for config in configs if config.name not in unread]
+    messages += [
+        checks.Warning(
+            f"expected a processor that the command and the checks find, got {what}.",
+            hint=fix,
+            obj=place,
+            id="dcl_processor.W010",
+        )
+        for each in hidden
+        for place, what, fix in each
+    ]
+    return found, messages
 
 
 def _shared_names(found: Sequence[registry.Found]) -> list[CheckMessage]:

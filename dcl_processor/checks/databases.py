@@ -9,12 +9,11 @@ from typing import Any
 from django.apps import apps
 from django.core import checks
 from django.core.checks import CheckMessage
-from django.db import DatabaseError, connections
+from django.db import connections
 
 from dcl_processor import oversight
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.locking.isolation import refuse_without_transactions
 from dcl_processor.locking.slots import refuse_without_locks
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import limits
@@ -37,28 +36,17 @@ def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iter
         yield from refusals(processor, lasts, hint, "dcl_processor.E011")
 
 
-def check_engines(
-    processor: BatchProcessor[Any], question: Question[Any]
-) -> Iterator[CheckMessage]:
-    """Yield an error if a table of the model has an engine without transactions; queries it."""
-    hint = "InnoDB has transactions; MyISAM, MEMORY and Aria have none."
-    engines = partial(refuse_without_transactions, question)
-    yield from refusals(processor, engines, hint, "dcl_processor.E012")
-
-
-def check(
-    alias: str, processors: Sequence[BatchProcessor[Any]], *, ask: bool
-) -> Iterator[CheckMessage]:
-    """Yield what the database cannot do for these processors; connect to it only if ``ask``."""
+def check(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Iterator[CheckMessage]:
+    """Yield what the database cannot do for these processors."""
     if alias not in connections.databases:
         return  # found by E006, or by Django when the queryset is evaluated
     who = f"database {alias!r}"
     connection = connections[alias]
-    names = [processor.name for processor in processors]
+    names = ", ".join(processor.name for processor in processors)
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield checks.Error(
-            f"expected autocommit for {', '.join(names)}, got AUTOCOMMIT=False, with "
-            "which Django never commits.",
+            f"expected autocommit for {names}, got AUTOCOMMIT=False, with which Django never "
+            "commits.",
             hint="Set it to True, or give the processors an alias of their own with using=.",
             obj=who,
             id="dcl_processor.E007",
@@ -80,21 +68,6 @@ def check(
                 obj=who,
                 id="dcl_processor.W004",
             )
-    elif ask and not _skips_locked(alias):
-        yield checks.Warning(
-            f"this database has row locks but no SKIP LOCKED: workers of {', '.join(names)} may "
-            "wait for each other's rows.",
-            hint="Use PostgreSQL, MariaDB from 10.6 or MySQL from 8.0.1, which skip locked rows.",
-            obj=who,
-            id="dcl_processor.W005",
-        )
-
-
-def _skips_locked(alias: str) -> bool:
-    try:
-        return bool(connections[alias].features.has_select_for_update_skip_locked)
-    except DatabaseError:
-        return True  # the database does not answer, which is not for this check to report
 
 
 LEDGER = "dcl_processor.ledger"

@@ -1,16 +1,16 @@
-"""Checks of ``pending``, and of lists in the admin that show its rows."""
+"""Checks of ``pending``, of the keys of its rows, and of lists in the admin that show them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Never
+from functools import partial
+from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.db.models import ForeignKey, QuerySet
 from django.db.models.expressions import Col, Subquery, Value
 from django.db.models.lookups import Lookup
@@ -18,10 +18,13 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 from django.utils import timezone
 
+from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
+from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.model_columns import shares_keys, written_columns
 from dcl_processor.diagnosis import describe
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
+from dcl_processor.locking.key_lock import refuse_database
 from dcl_processor.processor import BatchProcessor
 
 
@@ -39,12 +42,11 @@ def refusals(
 
 
 def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[CheckMessage]]:
-    """Return the question, if it can be built without a database, and what is wrong with it."""
+    """Return the question, if it can be built, and what is wrong with it."""
     try:
-        with offline():
-            question = ask(processor.pending, label=processor.name, using=processor.using)
-    except DatabaseAskedError:
-        return None, []
+        question = ask(processor.pending, label=processor.name, using=processor.using)
+    except DatabaseError:
+        return None, []  # it asks a database, which does not answer or has no tables yet
     except InvalidPending as error:
         return None, [_unusable(processor, str(error).removeprefix(f"{processor.name}: "))]
     except Exception as error:  # noqa: BLE001  # whatever the user's code raises is the finding
@@ -76,12 +78,11 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
 
 
 def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
-    rewritten = getattr(processor.get_done, "__func__", None) is not BatchProcessor.get_done
-    if processor.done is not None and not rewritten and not processor.repeats:
+    if processor._has_fixed_flip and not processor.repeats:
         return  # the row leaves pending by its own columns, as every run verifies
     nodes = list(_parts(query.where, into_queries=False))
     own = any(isinstance(node, Col) and not _shared_by(query, node.alias) for node in nodes)
-    if rewritten and own:
+    if processor._writes("get_done") and own:
         return  # likewise, by a value that depends on the handler's result
     shared = {label for node in nodes for label in _shared_models(query, node)}
     for label in sorted(shared):
@@ -144,35 +145,6 @@ def _parts(node: Any, *, into_queries: bool = True) -> Iterator[Any]:
         yield from _parts(child, into_queries=into_queries)
 
 
-# Every other use of a connection calls one of these; Django's test cases bar the same methods.
-_WAYS = ("connect", "temporary_connection", "cursor", "chunked_cursor")
-
-
-class DatabaseAskedError(Exception):
-    """A database would have been queried."""
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Raise ``DatabaseAskedError`` wherever this thread would query a database."""
-    barred = [(vars(connections[alias]), way) for alias in connections for way in _WAYS]
-    before = [(attributes, way, attributes.get(way)) for attributes, way in barred]
-    for attributes, way in barred:
-        attributes[way] = _refuse
-    try:
-        yield
-    finally:
-        for attributes, way, own in before:
-            if own is None:
-                del attributes[way]
-            else:
-                attributes[way] = own
-
-
-def _refuse(*_: Any, **__: Any) -> Never:
-    raise DatabaseAskedError
-
-
 # --- recognises a time that was read from the clock once, at the import of a module
 
 
@@ -194,6 +166,42 @@ def is_frozen(value: Any) -> bool:
     if isinstance(value, date):
         return value in (datetime.now(UTC).date(), datetime.now().astimezone().date())
     return False
+
+
+def check_groups(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
+    """Yield what keeps the processor's keys from working, or may stop one of them for good."""
+    if processor.group_by is None:
+        return
+    name, related = processor.name, processor.lock_related
+    yield from refusals(
+        processor,
+        partial(groups_of, processor, question.model),
+        "The key is a column of the model, or a forward relation.",
+        "dcl_processor.E015",
+    )
+    yield from refusals(
+        processor,
+        partial(refuse_database, question, name, related=related),
+        "Set lock_related where the key is a foreign key, or leave group_by out.",
+        "dcl_processor.E016",
+    )
+    if not processor.in_order:
+        return
+    yield from refusals(
+        processor,
+        partial(refuse_order, question, name),
+        "An order by other tables may change while a row of the key is handled.",
+        "dcl_processor.E017",
+    )
+    if processor.retry is None or not processor._has_dead_letter:
+        yield checks.Warning(
+            "in_order without retry and failed: a row that always fails stops its key for good, "
+            "because no row behind it is handled.",
+            hint="Set retry=Retry(…) and failed={…}, which takes a row that is given up on out of "
+            "pending.",
+            obj=processor.name,
+            id="dcl_processor.W006",
+        )
 
 
 def check_lists(

@@ -20,15 +20,16 @@ from django.db.models.expressions import Combinable
 
 from dcl_processor.values import seconds
 
-from . import functions, names, validation
+from . import functions, validation
 from .kinds import Delivery
 from .lease import Lease
+from .model_columns import named_columns
 from .retry import Breaker, Retry
 
 M = TypeVar("M", bound=Model)
 
-#: What ``process_batch()`` returns: nothing, results in the order of the rows, or results by key.
-Results = Sequence[Any] | Mapping[Any, Any] | None
+#: What ``process_batch()`` returns: nothing, or results in the order of the rows.
+Results = Sequence[Any] | None
 
 
 class _DefaultName:
@@ -85,22 +86,17 @@ class Definition(Generic[M]):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = _DefaultName()  # type: ignore[assignment]  # as above; never inherited
-        names.check_class(cls, _options())
+        functions.check_class(cls, _options())
 
     def __init__(self, **options: Any) -> None:
-        names.check_options(type(self), _options(), options)
+        functions.check_options(type(self), _options(), options)
         self.__name__ = type(self).__name__
         #: Copies of the instance share this object, because they are the same processor.
         self._identity = object()
         for option, value in options.items():
             setattr(self, option, value)
-        inherited = (self.pending, Definition.pending), (self.process, Definition.process)
-        missing = {
-            base.__name__ for method, base in inherited if getattr(method, "__func__", None) is base
-        }
-        if self._handles_batches:
-            missing.discard("process")
-        validation.check(self, missing)
+        handler = "process_batch" if self._handles_batches else "process"
+        validation.check(self, [hook for hook in ("pending", handler) if not self._writes(hook)])
         #: Whether the flip cannot be known before the handler has returned.
         self._flip_needs_result = not self._has_fixed_flip and functions.takes(
             self.get_done, None, None
@@ -126,8 +122,7 @@ class Definition(Generic[M]):
     ) -> Results | Awaitable[Results]:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
-        Returns ``None``, the results in the order of the rows, or a mapping of primary keys to
-        results, in which a row without an entry has failed. It may be ``async def`` where
+        Returns ``None``, or the results in the order of the rows. It may be ``async def`` where
         ``process()`` may be. An exception among the results, such as ``Snooze`` or ``Discard``, is
         the outcome of its row, and what was written stays.
 
@@ -190,11 +185,14 @@ class Definition(Generic[M]):
         handler = vars(self).get("process")
         return getattr(handler, "__name__", None) or type(self).__name__
 
+    def _writes(self, hook: str) -> bool:
+        """Whether the user has written this method."""
+        return getattr(getattr(self, hook), "__func__", None) is not getattr(Definition, hook)
+
     @functools.cached_property
     def _has_fixed_flip(self) -> bool:
         """Whether the flip is ``done``, whatever the handler returns."""
-        rewritten = getattr(self.get_done, "__func__", None) is not Definition.get_done
-        return self.done is not None and not rewritten
+        return self.done is not None and not self._writes("get_done")
 
     @functools.cached_property
     def _locked_columns(self) -> Collection[str] | None:
@@ -202,15 +200,9 @@ class Definition(Generic[M]):
 
         These are the columns that a claim or a settlement writes, and the key of the row's group.
         """
-        rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
-        if not self._has_fixed_flip or rewritten:
+        if not self._has_fixed_flip or self._writes("get_failed"):
             return None
-        retry = self.retry
-        noted = (*retry.columns, *(retry.on_failure or {})) if retry is not None else ()
-        marks = (self.claimed_at, self.lease.field if self.lease else None, self.group_by)
-        values = (self.done, self.claim, self.reset, self.failed)
-        written = (name for each in values for name in each or {})
-        return {*written, *noted, *filter(None, marks)}
+        return {*named_columns(self), *filter(None, [self.group_by])}
 
     def _due(self, model: type[Model]) -> Q | None:
         """Return the conditions for a row besides ``pending``; the user never writes them."""
@@ -222,8 +214,7 @@ class Definition(Generic[M]):
                 due.append(self._has_attempts(self.retry, model))
         if self.lease is not None:
             due.append(self.lease.free())
-        conditions = [each for each in due if each is not None]
-        return functools.reduce(operator.and_, conditions) if conditions else None
+        return functools.reduce(operator.and_, filter(None, due)) if any(due) else None
 
     def _has_attempts(self, retry: Retry, model: type[Model]) -> Q | None:
         left = retry.has_attempts_left(model)
@@ -247,26 +238,17 @@ class Definition(Generic[M]):
     @functools.cached_property
     def _handles_batches(self) -> bool:
         """Whether ``process_batch()`` was overridden."""
-        written = getattr(self.process_batch, "__func__", None)
-        return written is not Definition.process_batch
+        return self._writes("process_batch")
 
     @functools.cached_property
     def _prepares_taken_over(self) -> bool:
         """Whether ``taken_over()`` was overridden."""
-        written = getattr(self.taken_over, "__func__", None)
-        return written is not Definition.taken_over
-
-    @property
-    def _has_throttle(self) -> bool:
-        """Whether ``throttle()`` was overridden."""
-        written = getattr(self.throttle, "__func__", None)
-        return written is not Definition.throttle
+        return self._writes("taken_over")
 
     @property
     def _has_dead_letter(self) -> bool:
         """Whether a row that is given up on may be written to."""
-        rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
-        return self.failed is not None or rewritten
+        return self.failed is not None or self._writes("get_failed")
 
     @property
     def _notes_failures(self) -> bool:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from django.core.validators import MaxValueValidator
-from django.db.models import (
-    DateTimeField,
-    Field,
-    Model,
-    PositiveSmallIntegerField,
-    SmallIntegerField,
-)
+from django.db.models import DateTimeField, Field, Model
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.values import Values
@@ -23,9 +15,6 @@ if TYPE_CHECKING:
 
 #: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
-
-#: The highest number in an integer of two bytes, Django's smallest.
-_SMALL = 2**15 - 1
 
 
 def written(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
@@ -54,17 +43,21 @@ def _has_key_of(child: type[Model], parent: type[Model]) -> bool:
     return True
 
 
+def named_columns(processor: Definition[Any]) -> list[str]:
+    """Return the names of the columns that claims and settlements write, by the options."""
+    own = (processor.claimed_at, processor.lease.field if processor.lease else None)
+    noted = processor.retry.columns if processor.retry else ()
+    values = [name for _, some in written(processor) for name in some]
+    return [*values, *filter(None, own), *noted]
+
+
 def written_columns(processor: Definition[Any], model: type[Model]) -> list[str]:
     """Return the fields of the model that claims and settlements write, as far as that is known.
 
     The columns of a function are not. A name that is no column is reported by a check of its own.
     """
-    names = [name for _, values in written(processor) for name in values]
-    names += [processor.claimed_at] if processor.claimed_at else []
-    names += [processor.lease.field] if processor.lease else []
-    names += processor.retry.columns if processor.retry else ()
     fields = {name: f.name for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    return list(dict.fromkeys(fields[name] for name in names if name in fields))
+    return list(dict.fromkeys(fields[n] for n in named_columns(processor) if n in fields))
 
 
 def check(processor: Definition[Any], model: type[Model], using: str) -> None:
@@ -154,21 +147,6 @@ def expect_column(
 def is_nullable(model: type[Model], name: str) -> bool:
     """Return whether the model has such a column, which may be NULL."""
     return any(field.name == name and field.null for field in model._meta.concrete_fields)
-
-
-def highest_number(model: type[Model], name: str) -> float:
-    """Return the highest number that an integer column can hold; infinite: the database's own.
-
-    Django's own validators of the column know its size on this database.
-    """
-    column: Any = model._meta.get_field(name)
-    small = isinstance(column, SmallIntegerField | PositiveSmallIntegerField)
-    highest: float = _SMALL if small else math.inf
-    for each in column.validators:
-        if isinstance(each, MaxValueValidator):
-            limit: Any = each.limit_value() if callable(each.limit_value) else each.limit_value
-            highest = min(highest, limit)
-    return highest
 
 
 def _kind_of(column: Any) -> str:

@@ -19,7 +19,7 @@ from dcl_processor.masking import described, masked
 from dcl_processor.values import DAY, expect_seconds, expect_whole_number, seconds
 
 from .functions import takes
-from .model_columns import expect_column, highest_number, is_nullable
+from .model_columns import expect_column, is_nullable
 
 #: Characters of an error that ``last_error`` keeps.
 LONGEST_ERROR = 2_000
@@ -62,8 +62,6 @@ class Retry:
     attempts: str | None = "attempts"
     next_attempt_at: str | None = "next_attempt_at"
     last_error: str | None = "last_error"
-    #: Whether rows may have different limits.
-    limit_varies: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         named = "expected Retry's"
@@ -81,8 +79,6 @@ class Retry:
             values.expect_type(f"{named} {name}", getattr(self, name), str | None, words)
         self._check_max_attempts()
         self._check_on_failure()
-        varies = isinstance(self.max_attempts, str) or callable(self.max_attempts)
-        object.__setattr__(self, "limit_varies", varies)
 
     def _check_max_attempts(self) -> None:
         most, named = self.max_attempts, "expected Retry's max_attempts"
@@ -143,15 +139,6 @@ class Retry:
             if isinstance(name, str):
                 named = f"{label}: expected Retry's {option}={name!r}"
                 expect_column(model, name, kind, null=null, named=named, words=words)
-        most, counter = self.max_attempts, self.attempts
-        if counter is None or not isinstance(most, int):
-            return
-        highest = highest_number(model, counter)
-        if most > highest:
-            raise InvalidOption(
-                f"{label}: expected Retry's max_attempts to be a number that {model._meta.label}."
-                f"{counter} can hold, at most {highest}, got {most}; use a lower number, or None."
-            )
 
     def due(self) -> Q | None:
         """Return the condition under which a row may be tried now; ``None``: always."""

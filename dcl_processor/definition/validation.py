@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +83,12 @@ _OPTIONAL: dict[str, _Check] = {
 }
 
 
-def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
+def check(processor: Definition[Any], missing: Sequence[str]) -> None:
     """Refuse options that cannot work, in either spelling; ``missing``: methods not written."""
     if missing:
         raise InvalidOption(
             f"{processor._label}: expected the methods pending(self) and process(self, row), got "
-            f"no {' and no '.join(sorted(missing))}; write the missing method."
+            f"no {' and no '.join(missing)}; write the missing method."
         )
     _check_values(processor)
     functions.check(processor)
@@ -240,10 +239,6 @@ def _refuse_without_claim(processor: Definition[Any], option: str, got: str) -> 
             f"{processor._label}: expected {option} together with claim=…, got {got}; add "
             f"claim=…, or leave {option} out."
         )
-
-
-if TYPE_CHECKING:
-    from .definition import Definition
 
 
 def _check_groups(processor: Definition[Any]) -> None:

@@ -29,7 +29,7 @@ from dcl_processor.execution.resource import OpenFailure, Resource
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.interrupts import LOOK
 from dcl_processor.locking.isolation import refuse_other_transactions, refuse_outer_transaction
-from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
+from dcl_processor.locking.key_lock import refuse_database
 from dcl_processor.locking.slots import Slot
 from dcl_processor.log_fields import Running, known_as
 from dcl_processor.report import Report, Stopped
@@ -85,8 +85,8 @@ class Run:
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
         self.processor = processor
-        self._calls_no_code_before_a_claim = (
-            self.limits.has_plain_stop and not processor._has_throttle
+        self._calls_no_code_before_a_claim = self.limits.has_plain_stop and not processor._writes(
+            "throttle"
         )
         #: Whether something is written to a row that fails.
         self.notes_failures = processor._notes_failures
@@ -219,8 +219,6 @@ class Run:
             return Source(self, question)
         groups = groups_of(processor, question.model)
         refuse_database(question, name, related=processor.lock_related)
-        if processor.lock_related:
-            refuse_without_skip_locked(question.using, name)
         if groups.in_order:
             refuse_order(question, name)
         at_once = self.event_loop is not None or self.hands_out
@@ -464,7 +462,7 @@ class Run:
             refuse_without_ledger(self.processor)
         else:
             self.counters.on_outcome = overseer.note
-        if overseer is not None or self.processor._has_throttle:
+        if overseer is not None or self.processor._writes("throttle"):
             self.holds = Holds(self.processor, overseer)
         return overseer
 

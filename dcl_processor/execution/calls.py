@@ -6,20 +6,16 @@ whose time is over.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.errors import formatted, traceback_text
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.interrupts import ends_the_run
-from dcl_processor.log_fields import error_fields, log, running
-from dcl_processor.masking import shown_traceback
+from dcl_processor.log_fields import running
 from dcl_processor.outcomes import returned_error
 from dcl_processor.signals import row_started
 
@@ -169,38 +165,6 @@ def starts(processor: Definition[Any], call: Call) -> list[dict[str, Any]]:
     """Return what ``row_started`` is sent with, for each row of a call."""
     common = {"sender": type(processor), "processor": processor, "attempt": call.attempt}
     return [{**common, "pk": pk} for pk in call.keys]
-
-
-# --- log an error that user code raised, even if formatting it fails
-
-
-logger = logging.getLogger("dcl_processor")
-
-
-def log_error(
-    error: BaseException,
-    message: str,
-    *arguments: Any,
-    extra: dict[str, Any] | None = None,
-    text: str | None = None,
-) -> None:
-    """Log an error with its traceback; the last placeholder in ``message`` is for its text.
-
-    ``extra``: the fields of the record, to which the class of the error is added. A log formatter
-    or handler may raise for an error that cannot be formatted. The record is then logged once more,
-    as plain text. ``text``: the traceback, if ``formatted()`` has returned it.
-    """
-    text = text or formatted(error)
-    exc_info = None if text is None else error
-    given = (*arguments, error)
-    extra = {**(extra or {}), **error_fields(error)}
-    try:
-        log(logger, logging.ERROR, message, *given, extra=extra, exc_info=exc_info, traceback=text)
-    except Exception as second:
-        if ends_the_run(second):
-            raise
-        with suppress(Exception):
-            logger.error(message, *arguments, shown_traceback(traceback_text(error)))  # noqa: TRY400  # see above
 
 
 # --- keeps a handler from what only code outside its processor's run may do

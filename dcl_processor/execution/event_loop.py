@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 T = TypeVar("T")
+Ended = Together | Prepared | BaseException
 
 #: Seconds that handlers have to end in after they were cancelled.
 CANCEL_WITHIN = 10.0
@@ -83,7 +84,7 @@ class EventLoop:
         # Race: work without flip. The outcomes of those that ended, by the same keys, written by
         # the loop's thread where the run's thread finds them: an interrupt of the run loses what
         # it has just taken out of a queue. The queue only wakes it.
-        self._outcomes: dict[Any, Together | Prepared | BaseException] = {}
+        self._outcomes: dict[Any, Ended] = {}
         self._ended: SimpleQueue[None] = SimpleQueue()
         # The limits of the calls under way, and the calls by their tasks, which the monitor reads.
         self._scopes: dict[Call, asyncio.Timeout] = {}
@@ -149,9 +150,9 @@ class EventLoop:
         """Take note of a task that another one has cancelled, or a thread's error has ended."""
         if pk in self._outcomes or pk in self._given_up or pk not in self._given:
             return
-        error = None if task.cancelled() else task.exception()
-        if error is not None or task.cancelled():
-            self._outcomes[pk] = Failed(as_exception(error or asyncio.CancelledError()))
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._outcomes[pk] = Failed(as_exception(error))
             self._ended.put(None)
 
     def wait(self, timeout: float | None) -> bool:
@@ -182,7 +183,8 @@ class EventLoop:
     def forget(self, pks: Iterable[Any]) -> None:
         """Forget these outcomes, which the caller has recorded."""
         for pk in pks:
-            self._forget(pk)
+            self._given.pop(pk, None)
+            self._outcomes.pop(pk, None)
 
     def is_held_up(self, call: Call) -> bool:
         """Return whether the call was not cancelled because another one blocks the loop.
@@ -210,26 +212,19 @@ class EventLoop:
 
     def give_up(self) -> None:
         """Cancel all handlers, and wait for none."""
-
-        async def all_of_them() -> None:
-            self._cancel_once(list(self._handlers))
-
         if self._is_running:
-            self.call(all_of_them())
+            self.call(self._cancel([*self._given], waits=False))
 
     def cancel(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
-        pks = list(pks)
+        pks = [*pks]
         if self._is_running:
-            self.call(self._cancel(pks))
+            self.call(self._cancel(pks, waits=True))
         outcomes = {pk: self._outcomes[pk] for pk in pks if pk in self._outcomes}
         for pk in pks:
-            self._forget(pk)
+            self._given.pop(pk, None)
+            self._outcomes.pop(pk, None)
         return {pk: each for pk, each in outcomes.items() if not isinstance(each, BaseException)}
-
-    def _forget(self, pk: Any) -> None:
-        self._given.pop(pk, None)
-        self._outcomes.pop(pk, None)
 
     @property
     def _is_running(self) -> bool:
@@ -265,9 +260,7 @@ class EventLoop:
             self._outcomes[pk] = outcome
             self._ended.put(None)
 
-    async def _judged(
-        self, pk: Any, outcome: Together | Prepared | BaseException
-    ) -> Together | Prepared | BaseException | None:
+    async def _judged(self, pk: Any, outcome: Ended) -> Ended | None:
         """Return the outcome with what is known of the transaction; ``None``: interrupted."""
         try:
             is_lost = await self.sessions.were_left_open(pk, self._handlers.keys())
@@ -287,9 +280,8 @@ class EventLoop:
         *,
         still_ours: Callable[[], bool] | None,
         attempt: int | None,
-    ) -> Together | Prepared | BaseException | None:
+    ) -> Ended | None:
         """Call the handler; return what it came to, or ``None`` if it was interrupted."""
-        outcome: Together | Prepared | BaseException
         judged = judge if still_ours is None else not_prepared
         together = processor._handles_batches
         call: Call | None = None
@@ -300,28 +292,24 @@ class EventLoop:
                 if (unprepared := prepared(result)) is not None:
                     return unprepared
                 judged = judge
-            if together and still_ours is not None:
-                outcome = Prepared()
-            # Race: double claim. The lease may have lapsed during that call.
-            elif still_ours is not None and not still_ours():
-                outcome = Lost(called=False)
-            elif together:
-                rows = [*given.values()]
+                if together:
+                    return Prepared()
+                # Race: double claim. The lease may have lapsed during that call.
+                if not still_ours():
+                    return Lost(called=False)
+            if together:
                 call = self._noted([*given])
-                results = await self._handle(
-                    processor, call, processor.process_batch, rows, *arguments
-                )
-                outcome = understood(processor, given, results, call.duration)
-            else:
-                call = self._noted([pk], attempt)
-                result = await self._handle(processor, call, processor.process, given, *arguments)
-                outcome = returned(result, call.duration)
+                handler, rows = processor.process_batch, [*given.values()]
+                results = await self._handle(processor, call, handler, rows, *arguments)
+                return understood(processor, given, results, call.duration)
+            call = self._noted([pk], attempt)
+            result = await self._handle(processor, call, processor.process, given, *arguments)
+            return returned(result, call.duration)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return None  # interrupted: neither done nor failed
             duration = None if call is None else call.duration
-            outcome = error if ends_the_run(error) else judged(error, duration=duration)
-        return outcome
+            return error if ends_the_run(error) else judged(error, duration=duration)
 
     def _noted(self, keys: Sequence[Any], attempt: int | None = None) -> Call:
         return Call(self._label, keys, self, attempt)
@@ -410,25 +398,26 @@ class EventLoop:
             await sync_to_async(connections.close_all)()
             await self._scope.__aexit__(None, None, None)
 
-        await _wait_for(_cancelled(asyncio.all_tasks() - {asyncio.current_task()}))
+        others = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for each in others:
+            each.cancel()
+        await _wait_for(others)
         # Work that a handler has given to another thread goes on after the handler was cancelled.
         await _wait_for([loop.create_task(leave(), context=self._context)])
         await loop.shutdown_asyncgens()
         await _wait_for([loop.create_task(loop.shutdown_default_executor())])
 
-    async def _cancel(self, pks: Sequence[Any]) -> None:
+    async def _cancel(self, pks: Sequence[Any], *, waits: bool) -> None:
         # All handlers that were started before this have reached their first step.
-        handlers = [self._handlers[pk] for pk in pks if pk in self._handlers]
-        self._cancel_once(pks)
-        await _wait_for(handlers)
-        self._given_up.difference_update(pks)
-
-    def _cancel_once(self, pks: Iterable[Any]) -> None:
-        for pk in pks:
+        handlers = {pk: self._handlers[pk] for pk in pks if pk in self._handlers}
+        for pk, task in handlers.items():
             # A second cancellation would interrupt a handler that cleans up after the first.
-            if pk in self._handlers and pk not in self._given_up:
+            if pk not in self._given_up:
                 self._given_up.add(pk)
-                self._handlers[pk].cancel()
+                task.cancel()
+        if waits:
+            await _wait_for([*handlers.values()])
+            self._given_up.difference_update(pks)
 
 
 async def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
@@ -439,31 +428,20 @@ async def _announce(processor: Definition[Any], handling: observers.Handling) ->
     observers.tell("handler_started", handling)
 
 
-def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> list[asyncio.Task[Any]]:
-    own = [task for task in tasks if task is not None]
-    for task in own:
-        task.cancel()
-    return own
-
-
-async def _wait_for(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    own = [task for task in tasks if task is not None]
-    if own:
-        await asyncio.wait(own, timeout=CANCEL_WITHIN)
+async def _wait_for(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=CANCEL_WITHIN)
 
 
 def refuse_green_threads(label: str, what: str, fix: str) -> None:
-    """Raise if threads are greenlets, which share one thread.
+    """Raise if gevent has replaced threads by greenlets, which share one thread.
 
-    ``what``: needs real threads; ``fix``: does without. The libraries are looked up by name, since
-    only a process that imported one can be patched.
+    ``what``: needs real threads; ``fix``: does without. Only a process that has imported gevent can
+    be patched.
     """
-    for module, asked, name in (
-        ("gevent.monkey", "is_module_patched", "threading"),
-        ("eventlet.patcher", "is_monkey_patched", "thread"),
-    ):
-        if module in sys.modules and getattr(sys.modules[module], asked)(name):
-            raise Unsupported(
-                f"{label}: expected real threads for {what}, got threads patched by "
-                f"{module.partition('.')[0]}; {fix}, or run it in a process that is not patched."
-            )
+    patched = sys.modules.get("gevent.monkey")
+    if patched is not None and patched.is_module_patched("threading"):
+        raise Unsupported(
+            f"{label}: expected real threads for {what}, got threads patched by gevent; {fix}, or "
+            "run it in a process that is not patched."
+        )

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import observers
-from dcl_processor.exceptions import HandlerExited, ProcessorError, Unsupported
+from dcl_processor.exceptions import HandlerExited, Unsupported
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.outcomes import Discard, Snooze, returned_error
 from dcl_processor.signals import row_started
@@ -214,8 +214,8 @@ def execute_together(
     limit: TimeLimit | None = None,
 ) -> dict[Any, Outcome]:
     """Call ``process_batch()``; the caller handles the errors that it raises."""
-    call = Call(processor.name, [*rows], limit)
-    results = _call_together(processor, rows, arguments, limit, call)
+    call, given = Call(processor.name, [*rows], limit), [*rows.values()]
+    results = announced(processor, call, limit, processor.process_batch, given, *arguments)
     if (error := returned_error(results)) is not None:
         # An object that a module keeps for all its calls would collect their tracebacks.
         raise error.with_traceback(None)
@@ -229,25 +229,14 @@ def attempt_together(
     limit: TimeLimit | None = None,
 ) -> Together:
     """Call ``process_batch()``; any error becomes an outcome, unless it ``ends_the_run()``."""
-    call = Call(processor.name, [*rows], limit)
+    call, given = Call(processor.name, [*rows], limit), [*rows.values()]
     try:
-        results = _call_together(processor, rows, arguments, limit, call)
+        results = announced(processor, call, limit, processor.process_batch, given, *arguments)
     except BaseException as error:
         if ends_the_run(error):
             raise
         return judge(error, duration=call.duration)
     return understood(processor, rows, results, call.duration)
-
-
-def _call_together(
-    processor: Definition[Any],
-    rows: Mapping[Any, Any],
-    arguments: tuple[Any, ...],
-    limit: TimeLimit | None,
-    call: Call,
-) -> Any:
-    given = [*rows.values()]
-    return announced(processor, call, limit, processor.process_batch, given, *arguments)
 
 
 def understood(
@@ -272,22 +261,22 @@ def outcomes_of(
 ) -> dict[Any, Outcome]:
     """Return the outcome of each row, by key, from what ``process_batch()`` returned.
 
-    ``rows``: the keys in the order in which the rows were passed. ``results``: ``None``, a result
-    for each row in that order, or results by key. An exception among them is the outcome of its
-    row. All writes stay, because it is unknown which of them belong to that row. Redoing the other
-    rows without it would repeat effects that cannot be rolled back, such as a call of a service.
-    Raises ``Unsupported`` for anything else.
+    ``rows``: the keys in the order in which the rows were passed. ``results``: ``None``, or a
+    result for each row in that order. An exception among them is the outcome of its row. All writes
+    stay, because it is unknown which of them belong to that row. Redoing the other rows without it
+    would repeat effects that cannot be rolled back, such as a call of a service. Raises
+    ``Unsupported`` for anything else.
     """
     keys = [*rows]
     if results is None:
         return {pk: Handled(None, duration) for pk in keys}
-    if isinstance(results, Mapping):
-        return _by_key(processor, keys, results, duration)
     _refuse_coroutine(results)
-    if not _is_one_per_row(results):
+    # They need an order and a length, as lists have.
+    has_no_order = isinstance(results, str | bytes | AbstractSet | Mapping)
+    if has_no_order or not isinstance(results, Sized) or not isinstance(results, Iterable):
         raise Unsupported(
-            f"{processor.name}: expected process_batch() to return None, a list with one result "
-            f"for each row, or a mapping of primary keys to results, got {results!r:.100}."
+            f"{processor.name}: expected process_batch() to return None, or a list with one result "
+            f"for each row, got {results!r:.100}."
         )
     if len(results) != len(keys):
         raise Unsupported(
@@ -296,26 +285,6 @@ def outcomes_of(
         )
     return {
         pk: returned(result, duration, kept=True) for pk, result in zip(keys, results, strict=True)
-    }
-
-
-def _by_key(
-    processor: Definition[Any], keys: list[Any], results: Mapping[Any, Any], duration: float | None
-) -> dict[Any, Outcome]:
-    """Return the outcomes from results by key; a row without a result has failed."""
-    known = set(keys)
-    for key in results:
-        if key not in known:
-            raise Unsupported(
-                f"{processor.name}: expected process_batch() to return a mapping whose keys are "
-                f"primary keys of the rows that it was called with, such as {keys[0]!r}, got the "
-                f"key {key!r}; use row.pk as the key."
-            )
-    return {
-        pk: returned(results[pk], duration, kept=True)
-        if pk in results
-        else _no_result(pk, duration)
-        for pk in keys
     }
 
 
@@ -334,29 +303,6 @@ def returned(result: Any, duration: float | None, *, kept: bool = False) -> Outc
         return Failed(as_exception(raised), handled=True, kept=kept, duration=duration)
     return (
         Handled(result, duration) if error is None else judge(error, kept=kept, duration=duration)
-    )
-
-
-def _no_result(pk: Any, duration: float | None) -> Outcome:
-    # Handled as far as is known: AT_MOST_ONCE must not repeat it, and leaves the row in doubt.
-    return Failed(
-        ProcessorError(
-            f"expected a result for row {pk} in the mapping that process_batch() returned, got no "
-            "such key, so it is unknown whether the row was handled; return an entry for each row, "
-            "None if there is nothing to say."
-        ),
-        handled=True,
-        kept=True,
-        duration=duration,
-    )
-
-
-def _is_one_per_row(results: Any) -> bool:
-    """Return whether the results have an order and a length, as lists have."""
-    return (
-        isinstance(results, Sized)
-        and isinstance(results, Iterable)
-        and not isinstance(results, str | bytes | AbstractSet)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.interrupts import ends_the_run
-
-from .calls import log_error
+from dcl_processor.log_fields import log
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
     from .event_loop import EventLoop
+
+
+logger = logging.getLogger("dcl_processor")
 
 
 class OpenFailure:
@@ -55,7 +58,7 @@ class Resource:
     def ready(self) -> bool:
         """Open it unless it is open and works; return whether a handler may be called."""
         if not self.is_open:
-            self._let_go()
+            self.close()
         if self._opened is None and self._failure.error is None:
             stack = ExitStack()
             try:
@@ -66,8 +69,7 @@ class Resource:
                 if ends_the_run(error):
                     raise
                 # No row is to blame.
-                words = "%s: the resource could not be opened: %s"
-                log_error(error, words, self._processor.name)
+                self._log("opened", error)
                 forget_frames(error)
                 self._failure.error = error
             else:
@@ -93,10 +95,7 @@ class Resource:
                 self._close(opened)
 
     def close(self) -> None:
-        """Close it. An error is logged: the rows are done."""
-        self._let_go()
-
-    def _let_go(self) -> None:
+        """Close it, unless a batch uses it. An error is logged: the rows are done."""
         opened, self._opened, self.arguments = self._opened, None, ()
         self.is_open = False
         if opened is not None and not opened.users:
@@ -108,13 +107,14 @@ class Resource:
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            # Logged: the rows are done.
-            log_error(error, "%s: the resource could not be closed: %s", self._processor.name)
+            self._log("closed", error)  # and no more: the rows are done
+
+    def _log(self, what: str, error: BaseException) -> None:
+        words, name = "%s: the resource could not be %s: %s", self._processor.name
+        log(logger, logging.ERROR, words, name, what, error, extra={}, exc_info=error)
 
     def _open(self, stack: ExitStack) -> tuple[Any, ...]:
-        return self._enter(self._processor.resource(), stack)
-
-    def _enter(self, manager: Any, stack: ExitStack) -> tuple[Any, ...]:
+        manager: Any = self._processor.resource()
         if manager is None:
             return ()
         if self._event_loop is not None and hasattr(manager, "__aenter__"):

@@ -186,19 +186,33 @@ class Sessions:
     """
 
     def __init__(self) -> None:
-        self._before = {each.alias: _State(each) for each in _opened()}
+        self._before = {
+            each.alias: (
+                each.in_atomic_block,
+                len(each.savepoint_ids),
+                len(each.atomic_blocks),
+                [*each.execute_wrappers],
+            )
+            for each in connections.all(initialized_only=True)
+        }
 
     def close(self) -> None:
         """Cancel what a session is still at, and close it; sends nothing on the session itself."""
-        for connection in _opened():
-            self._close(connection, self._before.get(connection.alias, _OUTSIDE))
+        for connection in connections.all(initialized_only=True):
+            self._close(connection)
 
-    def _close(self, connection: Any, before: _State) -> None:
+    def _close(self, connection: Any) -> None:
         busy = is_busy(connection)
         if busy:
             cancel(connection)
-        before.restore(connection)
-        if before.is_inside and not busy and any(map(from_test_case, connection.atomic_blocks[:1])):
+        # Nothing of a connection that the handler has opened.
+        before = self._before.get(connection.alias, (False, 0, 0, []))
+        was_inside, savepoints, blocks, wrappers = before
+        del connection.savepoint_ids[savepoints:]
+        del connection.atomic_blocks[blocks:]
+        connection.execute_wrappers[:] = wrappers
+        connection.in_atomic_block = was_inside
+        if was_inside and not busy and any(map(from_test_case, connection.atomic_blocks[:1])):
             # The rows of the test are in this session.
             connection.needs_rollback = False
             return
@@ -209,31 +223,7 @@ class Sessions:
                 connection.connection.close()
         with suppress(Exception):
             connection.close()
-        if not before.is_inside:
+        if not was_inside:
             # SQLite in memory, which Django does not close.
             with suppress(Exception):
                 roll_back(connection)
-
-
-class _State:
-    """Django's lists of a connection."""
-
-    def __init__(self, connection: Any = None) -> None:
-        self.is_inside = connection is not None and connection.in_atomic_block
-        self._savepoints = len(connection.savepoint_ids) if connection is not None else 0
-        self._blocks = len(connection.atomic_blocks) if connection is not None else 0
-        self._wrappers = [*connection.execute_wrappers] if connection is not None else []
-
-    def restore(self, connection: Any) -> None:
-        del connection.savepoint_ids[self._savepoints :]
-        del connection.atomic_blocks[self._blocks :]
-        connection.execute_wrappers[:] = self._wrappers
-        connection.in_atomic_block = self.is_inside
-
-
-#: Of a connection that the handler has opened.
-_OUTSIDE = _State()
-
-
-def _opened() -> list[Any]:
-    return [*connections.all(initialized_only=True)]

@@ -71,18 +71,6 @@ def refuse_database(question: Question[Any], label: str, *, related: bool) -> No
         )
 
 
-def refuse_without_skip_locked(using: str, label: str) -> None:
-    """Raise ``Unsupported`` unless a claim can pass a related row that is locked; may connect."""
-    connection = connections[using]
-    features = connection.features
-    if features.has_select_for_update and not features.has_select_for_update_skip_locked:
-        raise Unsupported(
-            f"{label}: expected a server with SKIP LOCKED for lock_related, got "
-            f"{connection.display_name} without it on {using!r}; use MariaDB from 10.6, MySQL from "
-            "8.0.1 or PostgreSQL, or leave group_by out and run one worker."
-        )
-
-
 def _collation(connection: Any, field: Any) -> Any:
     """Return the type of the column, and whether equal values of it have one spelling."""
     with connection.cursor() as cursor:

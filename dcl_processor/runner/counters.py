@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor import observers
 from dcl_processor import steady as time
-from dcl_processor.errors import add_note, forget_frames, formatted, printable, replacement
+from dcl_processor.errors import add_note, forget_frames, traceback_text
 from dcl_processor.exceptions import InvalidDone, StillPending
-from dcl_processor.execution.calls import log_error
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.log_fields import error_fields, fields, log
 from dcl_processor.report import Failure, Report, Stopped
@@ -116,21 +115,14 @@ class Counters:
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
             # Once for the report and the log: to format it costs more than the rest of a row.
-            text = formatted(error)
-            failure = self._failure(pk, outcome, text or replacement(error))
+            text = traceback_text(error)
+            failure = self._failure(pk, outcome, text)
             self.failures.append(failure)
-            name, row = self._name, printable(str(pk))
+            name, words = self._name, "%s: row %s failed%s: %s"
             known = {"attempt": outcome.attempt, "duration": outcome.duration}
             extra = fields(name, pk=pk, outcome="failed", **known)
-            log_error(
-                error,
-                "%s: row %s failed%s: %s",
-                name,
-                row,
-                failure.attempts,
-                extra=extra,
-                text=text,
-            )
+            about = (name, str(pk), failure.attempts, error)
+            log(logger, logging.ERROR, words, *about, extra=extra, exc_info=error, traceback=text)
         forget_frames(error)
         self._tell(pk, "failed", outcome)
 

@@ -199,7 +199,7 @@ class Holds:
         self.window = 0
         #: Returns whether no row of a batch may start either; called by all threads.
         self.must_stop: Callable[[], bool] = bool if overseer is None else overseer.must_stop
-        self._throttle = processor.throttle if processor._has_throttle else None
+        self._throttle = processor.throttle if processor._writes("throttle") else None
         self._name = processor.name
         self._named = f"{processor.name}: expected throttle()"
         self._ask_at = 0.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,20 +15,25 @@ from django.db import connections
 from django.db.models import Q
 
 from dcl_processor import steady as time
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.interrupts import Interruption
-from dcl_processor.locking.isolation import refuse_outer_transaction
+from dcl_processor.locking.isolation import from_test_case, refuse_outer_transaction
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report
 from dcl_processor.signals import row_finished
 from dcl_processor.values import expect_whole_number
 
-from .handlers import HandlerAsserted, asserting, raise_asserted, watched
-from .questions import question_of, refuse_where_nothing_is_tested
-from .referee import LOCKS, Referee, Trace, summary
-from .turns import Kind, Standing, Step, Turns
+from .subject import HandlerAsserted, asserting, question_of, raise_asserted, watched
+from .turns import Kind, Turns
 
 #: Seconds in which the workers have to end after the race was called off.
 END_WITHIN = 30.0
+
+#: The most steps that one worker takes in a part of the opening.
+MOST = 200
+
+_TABLE = re.compile(r'\b(?:FROM|UPDATE|INTO)\s+["`]?([\w.]+)', re.IGNORECASE)
+_LOCKS = re.compile(r" FOR (?:NO KEY )?UPDATE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,83 +91,32 @@ def race(
     expect_whole_number("expected workers", workers, of="workers", least=2)
     question = question_of(processor, using)
     what = f"race({processor.name})"
-    refuse_where_nothing_is_tested(question.using, what)
+    _refuse_where_nothing_is_tested(question.using, what)
     refuse_outer_transaction(question.using, what)
     parameters = {"filter": filter, "using": using, "wait_for_locked": wait_for_locked}
-    return _Course(processor, workers, seed, question.using).run(parameters, timeout)
+    course = _Course(processor, workers, seed, question.using, timeout)
+    return course.run(parameters)
 
 
-class Worker:
-    """One worker that runs the processor, in its own thread."""
+def _refuse_where_nothing_is_tested(using: str, what: str) -> None:
+    """Raise ``Unsupported`` unless other sessions see the rows, and can lock them one by one."""
+    connection = connections[using]
+    if not connection.features.has_select_for_update:
+        raise Unsupported(
+            f"{what}: expected a database that locks single rows, such as PostgreSQL or MariaDB, "
+            f"got {connection.display_name}, which has one lock for all rows, so the test would "
+            "test nothing; run it on the database system of production."
+        )
+    if any(from_test_case(block) for block in connection.atomic_blocks):
+        raise Unsupported(
+            f"{what}: expected rows that are committed, got a test inside TestCase, whose rows no "
+            "other session sees, so it would test nothing; use TransactionTestCase, or "
+            "pytest-django's django_db(transaction=True)."
+        )
 
-    def __init__(self, number: int, course: _Course) -> None:
-        self.number = number
-        self.course = course
-        self.twin = watched(course.processor, self._handling)
-        self.stop = _Stop(lambda: self._step(Kind.WAITS, "waits for locked rows"))
-        self.report: Report | None = None
-        self.error: BaseException | None = None
 
-    def thread(self, parameters: Mapping[str, Any]) -> threading.Thread:
-        name = f"{self.course.processor.name}: worker {self.number}"
-        return threading.Thread(target=self._run, args=(parameters,), name=name, daemon=True)
-
-    def settled(self, pk: Any, outcome: str) -> None:
-        self.course.referee.settled(pk, self.number, outcome)
-        self._step(Kind.SETTLED, f"row {pk} {outcome}")
-
-    def _run(self, parameters: Mapping[str, Any]) -> None:
-        try:
-            with ExitStack() as watching:
-                # A new connection's own statements are no part of the race.
-                connections[self.course.using].ensure_connection()
-                for alias in connections:
-                    watching.enter_context(connections[alias].execute_wrapper(self._statement))
-                self.report = self.twin.run(**parameters, stop=self.stop)
-        except HandlerAsserted as carrier:
-            self._lose(carrier.error)
-        except BaseException as error:  # noqa: BLE001  # raised in the test's own thread
-            self._lose(error)
-        finally:
-            connections.close_all()
-            self.course.turns.ended(self.number)
-
-    def _lose(self, error: BaseException) -> None:
-        self.error = error
-        self.course.call_off()
-
-    def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *more: Any) -> Any:
-        reads = sql.lstrip(" (").upper().startswith("SELECT") and not LOCKS.search(sql)
-        kind = Kind.READ if reads else Kind.STATEMENT
-        self._step(kind, summary(sql, params))
-        return execute(sql, params, *more)
-
-    @contextmanager
-    def _handling(self, pks: Sequence[Any]) -> Iterator[None]:
-        rows = f"row {', '.join(map(str, pks))}"
-        self._step(Kind.STARTS, f"handler({rows})")
-        referee = self.course.referee
-        for pk in pks:
-            if had := referee.starts(pk, self.number):
-                self.course.trace.note(self.number, f"row {pk} again!", last=True)
-                self.course.call_double(
-                    f"row {pk} handled by {had}, and again by worker {self.number}"
-                )
-                # Before the handler: the test does not need the effect of a second call.
-                raise _Double
-        try:
-            with asserting():
-                yield
-        except BaseException as error:
-            for pk in pks:
-                referee.raised(pk, self.number)
-            self._step(Kind.RETURNS, f"{type(error).__name__} from {rows}")
-            raise
-        self._step(Kind.RETURNS, f"handled {rows}")
-
-    def _step(self, kind: Kind, what: str) -> None:
-        self.course.turns.step(self.number, Step(kind, what))
-        self.course.trace.note(self.number, what)
+class _Double(Interruption):
+    """Ends a worker that was about to handle another worker's row again."""
 
 
 class _Stop(threading.Event):
@@ -177,130 +132,200 @@ class _Stop(threading.Event):
         return super().wait(None if timeout is None else min(timeout, 0.01))
 
 
-class _Double(Interruption):
-    """Ends a worker that was about to handle another worker's row again."""
+class _Worker:
+    """One worker that runs the processor, in its own thread."""
+
+    def __init__(self, number: int, course: _Course) -> None:
+        self.number = number
+        self._course = course
+        self.twin = watched(course.processor, self._handling)
+        self.stop = _Stop(lambda: self.step(Kind.WAITS, "waits for locked rows"))
+        self.report: Report | None = None
+        self.error: BaseException | None = None
+
+    def run(self, parameters: Mapping[str, Any]) -> None:
+        try:
+            with ExitStack() as watching:
+                # A new connection's own statements are no part of the race.
+                connections[self._course.using].ensure_connection()
+                for alias in connections:
+                    watching.enter_context(connections[alias].execute_wrapper(self._statement))
+                self.report = self.twin.run(**parameters, stop=self.stop)
+        except BaseException as error:  # noqa: BLE001  # raised in the test's own thread
+            self.error = error.error if isinstance(error, HandlerAsserted) else error
+            self._course.call_off()
+        finally:
+            connections.close_all()
+            self._course.turns.ended(self.number)
+
+    def step(self, kind: Kind, what: str) -> None:
+        self._course.turns.step(self.number, kind, what)
+
+    def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *more: Any) -> Any:
+        reads = sql.lstrip(" (").upper().startswith("SELECT") and not _LOCKS.search(sql)
+        self.step(Kind.READ if reads else Kind.STATEMENT, _summary(sql, params))
+        return execute(sql, params, *more)
+
+    @contextmanager
+    def _handling(self, pks: Sequence[Any]) -> Iterator[None]:
+        rows = f"row {', '.join(map(str, pks))}"
+        self.step(Kind.STARTS, f"handler({rows})")
+        for pk in pks:
+            # Before the handler: the test does not need the effect of a second call.
+            self._course.refuse_double(pk, self.number)
+        try:
+            with asserting():
+                yield
+        except BaseException as error:
+            for pk in pks:
+                self._course.let_go(pk, self.number)
+            self.step(Kind.RETURNS, f"{type(error).__name__} from {rows}")
+            raise
+        self.step(Kind.RETURNS, f"handled {rows}")
 
 
 class _Course:
-    """One race in progress."""
+    """One race in progress, and its judge.
 
-    def __init__(self, processor: BatchProcessor[Any], workers: int, seed: int, using: str) -> None:
-        self.processor = processor
-        self.seed = seed
-        self.using = using
-        self.turns = Turns(workers)
-        self.trace = Trace(workers)
-        self.referee = Referee(repeats=processor.repeats)
-        self.workers = [Worker(number, self) for number in range(1, workers + 1)]
-        self.double = ""
+    A handler that raised leaves its row to others: each worker may try a row that fails. A worker
+    whose handler returned has the row until its outcome is known, and for good if it was processed.
+    Before that, the same worker may call the handler again, to redo a batch whose transaction was
+    lost.
+    """
 
-    def run(self, parameters: Mapping[str, Any], timeout: float) -> Race:
-        until = time.monotonic() + timeout
-        threads = [worker.thread(parameters) for worker in self.workers]
+    def __init__(
+        self, processor: BatchProcessor[Any], workers: int, seed: int, using: str, timeout: float
+    ) -> None:
+        self.processor, self.using = processor, using
+        self._seed = seed
+        self.turns = Turns(workers, time.monotonic() + timeout)
+        self._workers = [_Worker(number, self) for number in range(1, workers + 1)]
+        # Which worker has each row now, and which one has finished it.
+        self._active: dict[Any, int] = {}
+        self._processed: dict[Any, int] = {}
+        self._handled: dict[Any, list[int]] = {}
+        self._double = ""
+
+    def run(self, parameters: Mapping[str, Any]) -> Race:
+        threads = [
+            threading.Thread(
+                target=worker.run,
+                args=(parameters,),
+                name=f"{self.processor.name}: worker {worker.number}",
+                daemon=True,
+            )
+            for worker in self._workers
+        ]
         sender = type(self.processor)
-        row_finished.connect(self._tell, sender=sender)
+        row_finished.connect(self._settled, sender=sender)
         try:
             for thread in threads:
                 thread.start()
-            in_time = self.turns.give(seeded(len(self.workers), self.seed), until)
+            in_time = self.turns.give(self._schedule)
         finally:
             self.call_off()
             for thread in threads:
                 thread.join(END_WITHIN)
-            row_finished.disconnect(self._tell, sender=sender)
+            row_finished.disconnect(self._settled, sender=sender)
         self._judge(in_time=in_time)
-        reports = [worker.report for worker in self.workers if worker.report is not None]
+        reports = tuple(worker.report for worker in self._workers if worker.report is not None)
         raise_asserted(reports)
-        self._refuse_no_race(reports)
-        handled = {pk: tuple(workers) for pk, workers in self.referee.handled.items()}
-        return Race(tuple(reports), handled, str(self.trace))
+        if not any(getattr(report, count) for report in reports for count in COUNTS):
+            raise AssertionError(
+                f"{self.processor.name}: expected pending rows to race for, got none, so nothing "
+                "was tested; create rows before the race, and commit them."
+            )
+        handled = {pk: tuple(workers) for pk, workers in self._handled.items()}
+        return Race(reports, handled, str(self.turns))
 
-    def call_double(self, double: str) -> None:
-        """Note the first row that was handled twice, and end the race."""
-        self.double = self.double or double
-        self.call_off()
+    def _schedule(self) -> None:
+        """Move the workers: to the places where mistakes show, and then at random."""
+        turns, standing, last = self.turns, self.turns.standing, len(self._workers)
+        # All workers read their candidates before any worker locks one.
+        for worker in range(1, last + 1):
+            while standing.get(worker) is Kind.READ:
+                turns.move(worker)
+        # The first worker has handled a row and holds its lock, while the second comes to the same
+        # row: a worker that does not lock handles it, too.
+        self._move_to(1, Kind.RETURNS)
+        if last > 2:
+            self._move_to(2, Kind.RETURNS, Kind.WAITS)
+        # The first worker has finished its row, and the last one comes to it with the candidates
+        # from its first read: a worker that does not ask again handles it, too.
+        self._move_to(1, Kind.SETTLED)
+        self._move_to(last, Kind.RETURNS, Kind.WAITS)
+        worker, rng = last, random.Random(self._seed)  # noqa: S311  # no secret
+        while True:
+            # In bursts: a worker that alternates with others at each step rarely ends a row alone.
+            if worker not in standing or rng.random() < 0.5:  # a coin
+                worker = rng.choice(sorted(standing))
+            turns.move(worker)
+
+    def _move_to(self, worker: int, *kinds: Kind) -> None:
+        """Let one worker move until it stands before a step of these kinds, or has ended."""
+        for _ in range(MOST):
+            if self.turns.standing.get(worker) in {None, *kinds}:
+                return
+            self.turns.move(worker)
 
     def call_off(self) -> None:
         """Let no further row start, and let the workers end."""
-        for worker in self.workers:
+        for worker in self._workers:
             worker.stop.set()
         self.turns.let_everybody_go()
 
-    def _tell(self, processor: object, pk: Any, outcome: str, **_: object) -> None:
-        for worker in self.workers:
+    def refuse_double(self, pk: Any, worker: int) -> None:
+        """Note a handler call; end the race if another worker has, or had, the row."""
+        self._handled.setdefault(pk, []).append(worker)
+        # Each run may handle rows that may rightly stay pending.
+        if pk in self._processed and not self.processor.repeats:
+            had = f"worker {self._processed[pk]}, which had finished it"
+        elif self._active.setdefault(pk, worker) != worker:
+            had = f"worker {self._active[pk]}, which had not finished it"
+        else:
+            return
+        self.turns.note(worker, f"row {pk} again!")
+        self._double = self._double or f"row {pk} handled by {had}, and again by worker {worker}"
+        self.call_off()
+        raise _Double
+
+    def let_go(self, pk: Any, worker: int) -> None:
+        """Note that a worker no longer has a row."""
+        if self._active.get(pk) == worker:
+            del self._active[pk]
+
+    def _settled(self, processor: object, pk: Any, outcome: str, **_: object) -> None:
+        for worker in self._workers:
             if worker.twin is processor:
-                worker.settled(pk, outcome)
+                if outcome == "processed":
+                    self._processed[pk] = worker.number
+                self.let_go(pk, worker.number)
+                worker.step(Kind.SETTLED, f"row {pk} {outcome}")
 
     def _judge(self, *, in_time: bool) -> None:
         name = self.processor.name
-        if self.double:
+        if self._double:
             raise AssertionError(
-                f"{name}: expected each row to be handled by one worker, got {self.double} "
-                f"(seed={self.seed}).\n\n{self.trace}"
+                f"{name}: expected each row to be handled by one worker, got {self._double} "
+                f"(seed={self._seed}).\n\n{self.turns}"
             )
-        for worker in self.workers:
+        for worker in self._workers:
             if worker.error is not None:
                 raise worker.error
         if not in_time:
             raise AssertionError(
                 f"{name}: expected the race to end before its timeout, got one that did not; use "
-                f"fewer rows, or a longer timeout (seed={self.seed}).\n\n{self.trace}"
-            )
-
-    def _refuse_no_race(self, reports: Sequence[Report]) -> None:
-        if not any(getattr(report, count) for report in reports for count in COUNTS):
-            raise AssertionError(
-                f"{self.processor.name}: expected pending rows to race for, got none, so "
-                "nothing was tested; create rows before the race, and commit them."
+                f"fewer rows, or a longer timeout (seed={self._seed}).\n\n{self.turns}"
             )
 
 
-#: The most steps that one worker takes in a part of the opening.
-MOST = 200
-
-Schedule = Generator[int, Standing, None]
-
-
-def seeded(workers: int, seed: int) -> Callable[[Standing], int]:
-    """Return a function that picks one of the workers that stand before a step."""
-    schedule: Schedule | None = None
-
-    def choose(standing: Standing) -> int:
-        nonlocal schedule
-        if schedule is None:
-            schedule = _turns(workers, random.Random(seed), standing)  # noqa: S311  # no secret
-            return next(schedule)
-        return schedule.send(standing)
-
-    return choose
-
-
-def _turns(workers: int, rng: random.Random, standing: Standing) -> Schedule:
-    # All workers read their candidates before any worker locks one.
-    for worker in range(1, workers + 1):
-        while worker in standing and standing[worker].kind is Kind.READ:
-            standing = yield worker
-    # The first worker has handled a row and holds its lock, while the second comes to the same row:
-    # a worker that does not lock handles it, too.
-    standing = yield from _until(1, {Kind.RETURNS}, standing)
-    if workers > 2:
-        standing = yield from _until(2, {Kind.RETURNS, Kind.WAITS}, standing)
-    # The first worker has finished its row, and the last one comes to it with the candidates from
-    # its first read: a worker that does not ask again handles it, too.
-    standing = yield from _until(1, {Kind.SETTLED}, standing)
-    standing = yield from _until(workers, {Kind.RETURNS, Kind.WAITS}, standing)
-    worker = workers
-    while True:
-        # In bursts: a worker that alternates with others at each step rarely ends a row alone.
-        if worker not in standing or rng.random() < 0.5:  # a coin
-            worker = rng.choice(sorted(standing))
-        standing = yield worker
-
-
-def _until(worker: int, kinds: set[Kind], standing: Standing) -> Generator[int, Standing, Standing]:
-    """Let one worker move until it stands before a step of these kinds, or has ended."""
-    for _ in range(MOST):
-        if worker not in standing or standing[worker].kind in kinds:
-            break
-        standing = yield worker
-    return standing
+def _summary(sql: str, params: Any) -> str:
+    """Return a statement in a few words: its verb, its table, its last parameters."""
+    table = _TABLE.search(sql)
+    if table is None:
+        return sql
+    lock = "lock " if _LOCKS.search(sql) else ""
+    given = [*map(str, params)] if isinstance(params, list | tuple) else []
+    # The last ones, which include the row's key.
+    last = f" ({', '.join(['…'] * (len(given) > 2) + given[-2:])})" if given else ""
+    return f"{lock}{sql.split(None, 1)[0].upper()} {table[1]}{last}"

@@ -16,8 +16,7 @@ from dcl_processor.errors import describe
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-from .handlers import asserting, raise_asserted, reaching_the_test, watched
-from .questions import check_rows, question_of
+from .subject import HandlerAsserted, asserting, check_row, question_of, raise_asserted, watched
 
 M = TypeVar("M", bound=Model)
 Outcome = Literal["processed", "failed", "snoozed", "discarded"]
@@ -41,16 +40,15 @@ def assert_settles(
     of ``run()``, such as ``StillPending``.
     """
     question = question_of(processor, using)
-    check_rows(processor, question, [row])
-
-    def run() -> Report:
-        twin = watched(processor, lambda _: asserting())
-        if resource is not None:
-            vars(twin).update(resource=lambda: nullcontext(resource))
+    check_row(processor, question, row)
+    twin = watched(processor, lambda _: asserting())
+    if resource is not None:
+        vars(twin).update(resource=lambda: nullcontext(resource))
+    try:
         with nullcontext() if outcome == "processed" else _in_one_line():
-            return twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
-
-    report = reaching_the_test(run)
+            report = twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
+    except HandlerAsserted as carrier:
+        raise carrier.error from carrier.error.__cause__  # and not from the carrier
     raise_asserted([report])
     if getattr(report, outcome) != 1:
         got = _instead(report, but=outcome) or _why_not(question, row, report)
@@ -66,7 +64,7 @@ def assert_settles(
 def make_due(processor: BatchProcessor[M], row: M, *, using: str | None = None) -> None:
     """Let the time come for which the row waits: that of its next attempt, or the lease's end."""
     question, retry, lease = question_of(processor, using), processor.retry, processor.lease
-    check_rows(processor, question, [row])
+    check_row(processor, question, row)
     names = [retry.next_attempt_at if retry else None, lease.field if lease else None]
     waiting = question.table.filter(pk=row.pk)
     for name in filter(None, names):

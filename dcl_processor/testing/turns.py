@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from threading import Condition
 
@@ -21,41 +21,52 @@ class Kind(Enum):
     WAITS = "waits for rows that others have locked"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a worker is about to do."""
-
-    kind: Kind
-    what: str
-
-
-Standing = Mapping[int, Step]
-
 #: Seconds after which a worker is assumed to wait for another, or to be in a long handler. Much
 #: longer than any statement takes, so that a slow disk does not change the race.
 PATIENCE = 3.0
 
+#: Steps that are shown, the last ones, and characters of each.
+LAST, WIDTH = 100, 34
+
+
+class _Over(Exception):
+    """No worker stands any more, or the time is up."""
+
 
 class Turns:
-    """Gives the turn to one of the workers that stand; workers are numbered from 1."""
+    """Gives the turn to one of the workers that stand; they are numbered from 1.
 
-    def __init__(self, workers: int) -> None:
+    ``until``: when to give up, by the monotonic clock.
+    """
+
+    def __init__(self, workers: int, until: float) -> None:
+        self._workers, self._until = workers, until
         self._changed = Condition()
-        self._standing: dict[int, Step] = {}
+        #: The kind of step before which each worker stands; read by the schedule.
+        self.standing: dict[int, Kind] = {}
         self._moving = set(range(1, workers + 1))
         self._slow: set[int] = set()
         self._everybody_goes = False
+        self._taken: list[tuple[int, str]] = []
 
-    def step(self, worker: int, step: Step) -> None:
+    # --- what the workers call
+
+    def step(self, worker: int, kind: Kind, what: str) -> None:
         """Stand before a step until it is the worker's turn."""
         with self._changed:
             self._moving.discard(worker)
             self._slow.discard(worker)
-            self._standing[worker] = step
+            self.standing[worker] = kind
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._everybody_goes or worker not in self._standing)
-            self._standing.pop(worker, None)
+            self._changed.wait_for(lambda: self._everybody_goes or worker not in self.standing)
+            self.standing.pop(worker, None)
             self._moving.add(worker)
+            self.note(worker, what)
+
+    def note(self, worker: int, what: str) -> None:
+        """Add a step to those that are shown, until the turns have ended."""
+        if not self._everybody_goes:
+            self._taken.append((worker, what))
 
     def ended(self, worker: int) -> None:
         """Note that a worker moves no more."""
@@ -69,31 +80,52 @@ class Turns:
             self._everybody_goes = True
             self._changed.notify_all()
 
-    def give(self, choose: Callable[[Standing], int], until: float) -> bool:
-        """Give turns until all workers have ended, or the turns have.
+    # --- the schedule
 
-        ``choose``: picks one of the workers that stand. ``until``: when to give up, by the
-        monotonic clock; returns False then.
+    def give(self, schedule: Callable[[], None]) -> bool:
+        """Let the schedule ``move()`` workers until all have ended; return whether it was in time.
+
+        It is also in time if the turns were ended.
         """
         with self._changed:
             # The start of the race must not depend on how fast the threads connect.
-            self._changed.wait_for(lambda: not self._moving, until - time.monotonic())
-            while self._any_racer_stands(until):
-                worker = choose(self._standing)
-                del self._standing[worker]
-                self._moving.add(worker)
-                self._changed.notify_all()
-            return self._everybody_goes or not (self._moving or self._standing)
+            self._changed.wait_for(lambda: not self._moving, self._until - time.monotonic())
+            with suppress(_Over):
+                self._look()
+                schedule()
+            return self._everybody_goes or not (self._moving or self.standing)
 
-    def _any_racer_stands(self, until: float) -> bool:
+    def move(self, worker: int) -> None:
+        """Give the turn to a worker that stands; to be called by the schedule."""
+        del self.standing[worker]
+        self._moving.add(worker)
+        self._changed.notify_all()
+        self._look()
+
+    def _look(self) -> None:
+        """Wait until a worker stands that may move."""
         # A worker may wait in the database for another worker's lock: then the turn passes on.
-        here = self._changed.wait_for(
+        if not self._changed.wait_for(
             lambda: self._everybody_goes or not self._moving - self._slow, PATIENCE
-        )
-        if not here:
+        ):
             self._slow |= self._moving
-        left = until - time.monotonic()
+        left = self._until - time.monotonic()
         self._changed.wait_for(
-            lambda: self._standing or not self._moving or self._everybody_goes, max(left, 0)
+            lambda: self.standing or not self._moving or self._everybody_goes, max(left, 0)
         )
-        return bool(self._standing) and left > 0 and not self._everybody_goes
+        if not self.standing or left <= 0 or self._everybody_goes:
+            raise _Over
+
+    def __str__(self) -> str:
+        """Return the last steps, with one column per worker."""
+        lines = [_line("step", [f"worker {n}" for n in range(1, self._workers + 1)])]
+        for number, (worker, what) in [*enumerate(self._taken, 1)][-LAST:]:
+            cells = ["", *[""] * self._workers]
+            cells[worker] = what
+            lines.append(_line(str(number), cells[1:]))
+        return "\n".join(lines)
+
+
+def _line(number: str, cells: list[str]) -> str:
+    shown = (f"{cell:.{WIDTH}}".ljust(WIDTH) for cell in cells)
+    return f"{number:>4}  {'  '.join(shown)}".rstrip()

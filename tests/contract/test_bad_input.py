@@ -351,10 +351,6 @@ if connection.vendor == "mysql":
                 run(concurrency=2)
         assert calls == []
         assert load.objects.filter(sent=False, tied=False).count() == 3
-        found = [Found(run, "tests.processors.tie")]
-        assert check_found(found) == []
-        [message] = check_found(found, ["default"])
-        assert (message.id, sentence in message.msg) == ("dcl_processor.E012", True)
 
     @pytest.mark.parametrize("options", DELIVERIES.values(), ids=[*DELIVERIES])
     def test_i26_a_connection_that_counts_changed_rows_is_refused(options: dict[str, Any]) -> None:

@@ -16,12 +16,12 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Lease
 from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending
-from dcl_processor.testing import hold_lock
 from tests.contract.support.errands import ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import MAKERS, grouped, in_order, keys, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import part_locked
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
 from tests.waiting import PATIENCE
 
@@ -110,7 +110,7 @@ if HAS_ROW_LOCKS:
             if rows[0] in found:
                 raise ValueError
 
-        with hold_lock(rows[2]):
+        with part_locked(Errand, rows[2].pk):
             report = Digest(refuse)(wait_for_locked=0)
         assert_run(report, processed=1, failed=1, skipped=1, redone=2)
 

@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from dcl_processor import Report
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.testing import hold_lock
 from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.groups import (
@@ -32,7 +31,7 @@ from tests.contract.support.groups import (
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, uncommitted
+from tests.contract.support.sessions import before_statement, part_locked, uncommitted
 from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
@@ -50,7 +49,7 @@ def is_row_lock(sql: str) -> bool:
 @each_at_work
 def test_a_head_that_a_person_has_locked_is_not_passed(delivery: str) -> None:
     one, _, other = rows_of(1, 1, 2)
-    with hold_lock(one):
+    with part_locked(Errand, one.pk):
         report, handled = run_beside(in_order, delivery)
     assert handled == [other.pk]
     assert_run(report, processed=1, skipped=1, held=1)

@@ -20,7 +20,6 @@ from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.row import show
-from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
@@ -37,7 +36,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, end_session
+from tests.contract.support.sessions import before_statement, end_session, part_locked
 from tests.contract.test_explain import analyze, created
 from tests.models import Errand, Parcel, Tag
 
@@ -160,7 +159,7 @@ if HAS_ROW_LOCKS:
         delivery: str, make: Make, processed: int
     ) -> None:
         one, _ = rows_of(1, 1)
-        with hold_lock(one):
+        with part_locked(Errand, one.pk):
             report, _ = run_beside(make, delivery)
         assert_run(report, processed=processed, skipped=1, held=1 - processed)
         assert report.held_keys == (() if processed else (1,))

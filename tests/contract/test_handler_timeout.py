@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from django.db import connection, connections, transaction
 from dcl_processor import Lease, Snooze
 from dcl_processor.engine import recovery
 from dcl_processor.engine.settlement import Claimed, Missed
-from dcl_processor.exceptions import HandlerTimeout, InsideTransaction, Unsupported
+from dcl_processor.exceptions import HandlerTimeout, InsideTransaction
 from dcl_processor.execution import calls, time_limit
 from dcl_processor.interrupts import HandlerCancelled
 from tests.contract.support import errands as the
@@ -521,12 +519,3 @@ def test_inside_a_test_case_the_session_with_the_tests_rows_is_kept() -> None:
     assert_run(report, processed=1, failed=1)
     assert connection.savepoint_ids == before
     assert Errand.objects.filter(done=True).count() == 1
-
-
-if POSTGRESQL:
-
-    def test_green_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-        patched = SimpleNamespace(is_module_patched=lambda name: name == "threading")
-        monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
-        with pytest.raises(Unsupported, match="leave handler_timeout out"):
-            the.transactional(the.ignore, handler_timeout=NEVER)()

@@ -1,4 +1,4 @@
-"""``assert_settles``, ``assert_processed_once`` and ``hold_lock``: each can fail, and says why."""
+"""``assert_settles`` can fail, and says why."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.test import TestCase
 from django.utils import timezone
 
 from dcl_processor import Discard, Retry, Snooze
-from dcl_processor.exceptions import Unsupported
-from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, make_due
-from tests.contract.support import errands as the
+from dcl_processor.testing import assert_settles, make_due
 from tests.contract.support.errands import (
     PENDING,
     at_least_once,
@@ -22,12 +18,14 @@ from tests.contract.support.errands import (
     errands,
     ignore,
     raising,
+    state,
     transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import retrying
-from tests.models import Errand, Truck, Vehicle
+from tests.contract.support.sessions import part_locked
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -104,135 +102,10 @@ if HAS_ROW_LOCKS:
 
     def test_a_locked_row_is_told() -> None:
         [row] = errands(1)
-        with hold_lock(row):
+        with part_locked(Errand, row.pk):
             said = str(complaint(transactional(ignore), row))
         assert "got a row that was skipped, because another session has it locked" in said
         assert_settles(transactional(ignore), row)
-
-
-# --- assert_processed_once
-
-
-def test_each_row_of_a_run_was_handled_once() -> None:
-    run = transactional(ignore)
-    errands(1)
-    run()  # what a first run finds out stays
-    before = dict(vars(run))
-    Errand.objects.all().delete()
-    rows = errands(3)
-    with assert_processed_once(run, *rows):
-        run()
-    assert vars(run) == before
-    errands(2)
-    with assert_processed_once(run):
-        run()
-
-
-def test_async_handlers_and_batches_are_counted() -> None:
-    errands(3)
-    run = at_least_once(ignore_later)
-    with assert_processed_once(run):
-        run(concurrency=2)
-
-    class Together(type(transactional(ignore))):  # type: ignore[misc]
-        batch_size = 2
-
-        def process_batch(self, rows: Any, /) -> None: ...
-
-    errands(3)
-    together = Together(pending=PENDING, done={"done": True})
-    with assert_processed_once(together):
-        together()
-    assert "process_batch" not in vars(together)
-
-
-def test_rows_that_were_not_are_named_with_the_reason() -> None:
-    fine, failing, untouched = errands(3)
-
-    def handle(row: Errand) -> None:
-        if row.pk == failing.pk:
-            raise ValueError("no address")
-
-    run = transactional(handle)
-    with pytest.raises(AssertionError) as caught, assert_processed_once(run):
-        run(limit=2)
-    assert str(caught.value) == (
-        f"{run.name}: expected each of 3 rows to be handled once and to leave pending, got row "
-        f"{failing.pk} handled once, which raised ValueError('no address'), and still pending; row "
-        f"{untouched.pk} not handled, and still pending."
-    )
-    assert isinstance(caught.value.__cause__, ValueError)
-    assert fine.pk not in {failing.pk, untouched.pk}
-
-
-def test_a_row_that_was_handled_twice_is_named() -> None:
-    [row] = errands(1)
-    run = transactional(ignore)
-
-    def run_twice() -> None:
-        with assert_processed_once(run, row):
-            run()
-            Errand.objects.update(done=False)
-            run()
-
-    with pytest.raises(AssertionError, match=f"the row to .* got row {row.pk} handled 2 times"):
-        run_twice()
-
-
-def test_nothing_pending_is_no_test() -> None:
-    with (
-        pytest.raises(AssertionError, match="expected pending rows, got none"),
-        assert_processed_once(transactional(ignore)),
-    ):
-        pytest.fail("the block was entered")
-
-
-# --- hold_lock
-
-if not HAS_ROW_LOCKS:
-
-    def test_without_row_locks_no_lock_is_held() -> None:
-        [row] = errands(1)
-        with pytest.raises(Unsupported, match="got SQLite"), hold_lock(row):
-            pytest.fail("the block was entered")
-
-
-if HAS_ROW_LOCKS:
-
-    def test_the_row_is_locked_within_the_block_and_not_after_it() -> None:
-        held, _ = errands(2)
-        with hold_lock(held):
-            report = transactional(ignore)(wait_for_locked=0)
-        assert_run(report, processed=1, skipped=1)
-        assert_run(transactional(ignore)(), processed=1)
-        assert Errand.objects.get(pk=held.pk).done
-
-    def test_all_parts_of_a_row_with_parents_are_locked() -> None:
-        truck = Truck.objects.create()
-        with hold_lock(truck), transaction.atomic(using="other"):
-            for model in (Truck, Vehicle):
-                rows: Any = model._default_manager.using("other")
-                assert not rows.select_for_update(of=_self(), skip_locked=True).exists()
-
-    def _self() -> tuple[str, ...]:
-        return ("self",) if connection.features.has_select_for_update_of else ()
-
-    def test_a_row_that_is_not_there_is_told() -> None:
-        with (
-            pytest.raises(AssertionError, match="no row with the key 5 on 'default'"),
-            hold_lock(Errand(pk=5)),
-        ):
-            pytest.fail("the block was entered")
-        with transaction.atomic():
-            [row] = errands(1)
-            with pytest.raises(AssertionError, match=r"session sees|not committed"), hold_lock(row):
-                pytest.fail("the block was entered")
-
-    class InTestCase(TestCase):
-        def test_it_is_refused(self) -> None:
-            [row] = errands(1)
-            with pytest.raises(Unsupported, match="use TransactionTestCase"), hold_lock(row):
-                pytest.fail("the block was entered")
 
 
 # --- rows that are expected to fail, to wait, or to need a resource
@@ -255,12 +128,12 @@ def ending(error: Exception | None) -> Any:
 
 @pytest.mark.parametrize("outcome", RAISED)
 def test_a_row_may_be_expected_not_to_be_processed(outcome: Any) -> None:
-    [row] = the.errands(1)
+    [row] = errands(1)
     assert getattr(assert_settles(ending(RAISED[outcome]), row, outcome=outcome), outcome) == 1
 
 
 def test_what_came_instead_is_named() -> None:
-    one, two = the.errands(2)
+    one, two = errands(2)
     words = r"expected <Errand.*> \(key \d+\) to be snoozed, got a row that was processed\."
     with pytest.raises(AssertionError, match=words):
         assert_settles(ending(None), one, outcome="snoozed")
@@ -270,7 +143,7 @@ def test_what_came_instead_is_named() -> None:
 
 
 def test_a_row_that_waits_is_made_due_for_its_next_attempt() -> None:
-    [row] = the.errands(1)
+    [row] = errands(1)
     run = ending(RAISED["failed"])
     assert_settles(run, row, outcome="failed")
     with pytest.raises(AssertionError, match="a row that is pending and not due"):
@@ -281,17 +154,17 @@ def test_a_row_that_waits_is_made_due_for_its_next_attempt() -> None:
 
 
 def test_a_leased_row_is_made_due_and_no_other_row_changes() -> None:
-    row, other = the.errands(2)
-    run = the.at_least_once(the.ignore)
+    row, other = errands(2)
+    run = at_least_once(ignore)
     run.reserve(limit=2)
-    before = the.state(other)
+    before = state(other)
     make_due(run, row)
     assert_settles(run, row)
-    assert the.state(other) == before
+    assert state(other) == before
 
 
 def test_the_handler_gets_the_tests_resource() -> None:
-    [row] = the.errands(1)
+    [row] = errands(1)
     got: list[str] = []
 
     def connect() -> Any:
@@ -300,7 +173,7 @@ def test_the_handler_gets_the_tests_resource() -> None:
     def handle(row: Errand, line: str) -> None:
         got.append(line)
 
-    assert_settles(the.transactional(handle, resource=connect), row, resource="a fake line")
+    assert_settles(transactional(handle, resource=connect), row, resource="a fake line")
     assert got == ["a fake line"]
 
 
@@ -314,4 +187,4 @@ if HAS_ROW_LOCKS:
             await Errand.objects.aget(pk=row.pk)
 
         with pytest.raises(AssertionError, match=r"DoesNotExist.*: use TransactionTestCase"):
-            assert_settles(the.at_least_once(handle), row)
+            assert_settles(at_least_once(handle), row)

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 from django.core import signing
 from django.db import OperationalError, connection, transaction
-from django.db.models import F, Model, Q, QuerySet
-from django.test import override_settings
+from django.db.models import F, Model, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.contrib.reservations import hold as held
-from dcl_processor.contrib.reservations import hold as reservation_token
 from dcl_processor.contrib.reservations.hold import Found, HandOut
 from dcl_processor.definition.lease import TAKEN_AWAY
 from dcl_processor.engine import settling
@@ -136,7 +134,7 @@ def test_an_error_of_the_hand_out_puts_the_rows_back(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(reservation_token, "sign", fail)
+        patch.setattr(held, "sign", fail)
         with pytest.raises(KeyboardInterrupt):
             make(kind).reserve(2)
     assert all(map(the.untouched, rows))
@@ -476,16 +474,6 @@ def test_a_token_is_valid_with_what_it_is_bound_to() -> None:
         run.reserve(bound_to=3)  # type: ignore[arg-type]  # an id of another type
 
 
-def test_a_token_is_valid_while_its_key_is_listed() -> None:
-    the.errands(2)
-    run = make()
-    with override_settings(SECRET_KEY="old"):  # noqa: S106  # no secret
-        one, two = run.reserve(2)
-    with override_settings(SECRET_KEY_FALLBACKS=["old"]):
-        again(run, one).settle()
-    refused(run, two.token)
-
-
 @pytest.mark.parametrize(
     ("model", "flag", "key"),
     [
@@ -525,60 +513,31 @@ def test_inside_a_transaction_nothing_is_handed_out_or_settled() -> None:
 # --- the row of a reservation that was made from a token
 
 
-CLAIM = {"claim": {"note": "out"}, "claimed_at": "sent_at", "reset": {"note": ""}}
-LEASE = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
-FREE = Q(note="")
-
-each_kind_of_row = pytest.mark.parametrize(
-    ("options", "free"),
-    [
-        (LEASE, FREE),
-        ({**LEASE, **CLAIM}, FREE | Q(note="out", leased_until__isnull=False)),
-        ({"delivery": Delivery.AT_MOST_ONCE, **CLAIM}, FREE),
-    ],
-    ids=["lease", "mark", "claim"],
-)
-
-
-def handed_out(
-    pending: Callable[[], QuerySet[Any]], options: dict[str, Any], **more: Any
-) -> tuple[Reservation[Any], Reservation[Any]]:
-    """Reserve a row; return its reservation, and the one that its token makes."""
-
-    def process(row: Any) -> None:
-        raise AssertionError("the handler is elsewhere")
-
-    done = {"done": {"sent": True}, "name": "tests.handed_out"}
-    run: BatchProcessor[Any] = batch_processor(pending=pending, **{**done, **options, **more})(
-        process
-    )
-    [handed] = run.reserve()
-    return handed, run.reservation(handed.token)
-
-
-def parcel(**columns: Any) -> Parcel:
-    return Parcel.objects.create(depot=Depot.objects.create(name="Hamburg"), **columns)
-
-
-@each_kind_of_row
-def test_it_has_the_class_the_related_rows_and_the_deferred_columns(
-    options: dict[str, Any], free: Q
-) -> None:
-    parcel()
+@pytest.mark.parametrize("is_claim", [False, True])
+def test_it_has_the_class_the_related_rows_and_the_deferred_columns(is_claim: bool) -> None:
+    Parcel.objects.create(depot=Depot.objects.create(name="Hamburg"))
 
     def pending() -> QuerySet[Any]:
-        rows = QuietParcel.objects.filter(free, sent=False).select_related("depot").defer("code")
+        rows = QuietParcel.objects.filter(note="", sent=False).select_related("depot").defer("code")
         return rows.annotate(place=F("depot__name"))
 
-    handed, again = handed_out(pending, options)
+    options: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+    if is_claim:
+        claim = {"claim": {"note": "out"}, "claimed_at": "sent_at", "reset": {"note": ""}}
+        options = {"delivery": Delivery.AT_MOST_ONCE, **claim}
+    run: BatchProcessor[Any] = batch_processor(pending=pending, done={"sent": True}, **options)(
+        never
+    )
+    [handed] = run.reserve()
+    one = again(run, handed)
     with CaptureQueriesContext(connection) as queries:
-        row = again.row
+        row = one.row
         assert row.depot.name == "Hamburg"
     assert len(queries) == 1
     assert hasattr(handed.row, "place")
     assert not hasattr(row, "place")  # without the conditions of pending it may be another one
-    assert [type(each.row) for each in (handed, again)] == [QuietParcel] * 2
+    assert [type(each.row) for each in (handed, one)] == [QuietParcel] * 2
     assert row.get_deferred_fields() == handed.row.get_deferred_fields()
     assert row.note == handed.row.note
-    again.settle()
+    one.settle()
     assert Parcel.objects.get().sent

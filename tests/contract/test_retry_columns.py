@@ -12,7 +12,7 @@ from django.db.models import F, Q
 from dcl_processor import Snooze
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption, StillPending
-from dcl_processor.testing.questions import question_of
+from dcl_processor.testing.subject import question_of
 from tests.contract.support import dispatches as the
 from tests.contract.support.batches import statements
 from tests.contract.support.reports import assert_run
@@ -21,7 +21,6 @@ from tests.models import Dispatch
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 HOUR = 3600
-FULL = 2**15 - 1
 
 
 @the.each_way
@@ -96,14 +95,6 @@ def test_without_a_counter_no_attempt_is_the_last_and_each_delay_is_the_first(
         assert_run(run())
         Dispatch.objects.update(not_before=DatabaseNow() - timedelta(seconds=1))
     assert (the.column("tries"), the.column("status")) == ([None], ["queued"])
-
-
-@the.each_way
-def test_a_limit_that_the_counter_cannot_reach_is_refused(make: the.Make) -> None:
-    the.dispatches(1)
-    with pytest.raises(InvalidOption, match=r"Dispatch\.tries can hold, at most 32767, got 32768"):
-        make(the.always_fails, retry=the.retry(FULL + 1))()
-    assert the.column("tries") == [None]
 
 
 @the.each_way

@@ -1,10 +1,9 @@
-"""The check and ``processors explain`` suggest the same indexes, and these are really used."""
+"""``processors explain`` suggests indexes for keys that are really used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from django.db.models import Index, Model, Q, QuerySet
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.candidates.pending_index import source
-from dcl_processor.checks import check_found
-from dcl_processor.insights.explanation import Explanation, explanation
-from dcl_processor.registry import Found
+from dcl_processor.candidates.pending_index import suggested
+from dcl_processor.insights.explanation import explanation
+from dcl_processor.insights.statements import Asked
 from tests.edge.manage import execute
 from tests.models import Errand, Trailer
 
@@ -52,28 +50,11 @@ SHAPES: dict[str, tuple[Callable[[], QuerySet[Any]], dict[str, Any]]] = {
         LEASED,
     ),
 }
-PARENT: tuple[Callable[[], QuerySet[Any]], dict[str, Any]] = (
-    lambda: Trailer.objects.filter(inspected=False, axles=2).order_by("axles", "plate"),
-    {"group_by": "plate", "done": {"inspected": True}},
-)
 
 
 def grouped(pending: Callable[[], QuerySet[Any]], options: dict[str, Any]) -> BatchProcessor[Any]:
     options = {"group_by": "place", "done": {"done": True}, **options}
     return batch_processor(pending=pending, **options)(lambda row: None)
-
-
-def hinted(processor: BatchProcessor[Any]) -> str:
-    """Return the code in the hint of W007."""
-    [found] = [
-        each for each in check_found([Found(processor, "tests")]) if each.id == "dcl_processor.W007"
-    ]
-    return dedent(str(found.hint).partition(":\n")[2])
-
-
-def explained(found: Explanation) -> str:
-    both = (found.index, found.in_flight_index)
-    return "".join(f"{source(index)},\n" for index in both if index is not None)
 
 
 @contextmanager
@@ -91,30 +72,13 @@ def created(indexes: list[Index], model: type[Model]) -> Iterator[None]:
                 editor.remove_index(model, index)
 
 
-def as_new() -> None:
-    """Let the planner know of the tables what it knows of new ones, whatever tests were before."""
-    tables = sorted(name for name in connection.introspection.table_names() if "tests_" in name)
-    with connection.cursor() as cursor:
-        cursor.execute(f"VACUUM {', '.join(tables)}")
-        cursor.execute(
-            "UPDATE pg_class SET relpages = 0, reltuples = -1 WHERE relname = ANY(%s)", [tables]
-        )
-        cursor.execute("DELETE FROM pg_statistic WHERE starelid = ANY(%s::regclass[])", [tables])
-
-
-@pytest.mark.parametrize("shape", [*SHAPES, "a key in the table of a parent"])
-def test_the_check_and_the_command_suggest_the_same(shape: str) -> None:
-    as_new()
-    processor = grouped(*SHAPES.get(shape, PARENT))
-    found = explanation(processor)
-    assert found.index is not None
-    assert hinted(processor) + "\n" == explained(found)
-    assert (found.in_flight_index is not None) == (
-        processor.lease is not None or processor.claimed_at is not None
-    )
-    if shape not in SHAPES:
-        assert found.index_model._meta.label == "tests.Vehicle"
-        assert (found.index.fields, found.index.condition) == (["plate", "id"], None)
+def test_the_index_of_a_key_in_the_table_of_a_parent_is_the_parents() -> None:
+    rows = Trailer.objects.filter(inspected=False, axles=2).order_by("axles", "plate")
+    by_plate = grouped(lambda: rows, {"group_by": "plate", "done": {"inspected": True}})
+    found = suggested(by_plate, Asked.of(by_plate, None).question)
+    assert found.model._meta.label == "tests.Vehicle"
+    assert found.read is not None
+    assert (found.read.fields, found.read.condition) == (["plate", "id"], None)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

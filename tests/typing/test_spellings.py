@@ -128,7 +128,7 @@ class SendTogether(BatchProcessor[Parcel]):
 
 
 class SendTogetherLater(BatchProcessor[Parcel]):
-    """Answers by key, on an event loop."""
+    """Answers on an event loop."""
 
     delivery = Delivery.AT_LEAST_ONCE
     lease = Lease(60)
@@ -137,8 +137,8 @@ class SendTogetherLater(BatchProcessor[Parcel]):
     def pending(self) -> QuerySet[Parcel]:
         return Parcel.objects.filter(sent=False)
 
-    async def process_batch(self, rows: Sequence[Parcel], /) -> Mapping[int, str | Exception]:
-        return {row.pk: str(row.pk) for row in rows}
+    async def process_batch(self, rows: Sequence[Parcel], /) -> list[str | Exception]:
+        return [str(row.pk) for row in rows]
 
 
 class SendOnALine(BatchProcessor[Parcel]):

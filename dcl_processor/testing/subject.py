@@ -1,4 +1,4 @@
-"""Wraps the processor's handler in a context manager, and raises what it asserts."""
+"""The processor as a test has it: its question, and its handler with what the test notes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+from django.db.models import Model
+
+from dcl_processor.candidates.question import Question, ask
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.interrupts import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 P = TypeVar("P", bound=BatchProcessor[Any])
 Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
+
+
+def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
+    """Return the user's question, with the processor's own conditions for a row."""
+    question: Question[M] = ask(
+        processor.pending, label=processor.name, using=using or processor.using, due=processor._due
+    )
+    return question
+
+
+def check_row(processor: BatchProcessor[Any], question: Question[Any], row: Any) -> None:
+    """Raise ``InvalidOption`` unless the row is of the processor's model."""
+    if not isinstance(row, question.model):
+        raise InvalidOption(
+            f"{processor.name}: expected a row of {question.model._meta.label}, got {row!r}."
+        )
 
 
 class HandlerAsserted(Interruption):
@@ -34,16 +54,6 @@ def asserting() -> Iterator[None]:
         raise HandlerAsserted(error) from error
 
 
-def reaching_the_test(run: Callable[[], T]) -> T:
-    """Call ``run``, and raise a handler's ``AssertionError`` with the handler's own traceback."""
-    try:
-        return run()
-    except HandlerAsserted as carrier:
-        asserted = carrier.error
-    # Outside of the except block; inside it, the traceback would show the carrier as well.
-    raise asserted
-
-
 def raise_asserted(reports: Sequence[Report]) -> None:
     """Raise an ``AssertionError`` that code beside the handler raised, such as ``get_done()``."""
     for failure in (failure for report in reports for failure in report.failures):
@@ -56,13 +66,6 @@ def raise_asserted(reports: Sequence[Report]) -> None:
 
 def watched(processor: P, around: Around) -> P:
     """Return a copy of the processor; ``around(keys)`` is entered around each handler call."""
-    twin = copy.copy(processor)
-    vars(twin).update(wrapped(processor, around))
-    return twin
-
-
-def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callable[..., Any]]:
-    """Return, by the name of its attribute, the handler with ``around(keys)`` around each call."""
     name = "process_batch" if processor._handles_batches else "process"
     handle = getattr(processor, name)
 
@@ -79,4 +82,6 @@ def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callabl
         with around(keys(given)):
             return await handle(given, *arguments)
 
-    return {name: call_on_the_loop if processor._is_async else call}
+    twin = copy.copy(processor)
+    vars(twin)[name] = call_on_the_loop if processor._is_async else call
+    return twin
