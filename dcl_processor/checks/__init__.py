@@ -2,6 +2,7 @@
 
 - E001  pending cannot be used
 - E002  done, failed, reset, claim or on_failure names no column, or one that must not be written
+- E003  one of them would write the same value twice into unique columns
 - E004  one of them holds a value that its column cannot
 - E005  two processors have one name
 - E006  using names no database

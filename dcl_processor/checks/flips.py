@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,13 +31,35 @@ def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckM
             hint = "A flip writes the model's own columns, by the names of their fields."
             yield checks.Error(sentence, hint=hint, obj=processor.name, id="dcl_processor.E002")
             continue
-        for name, value in values.items():
-            if isinstance(value, Value) or is_constant(value):
-                constant = value.value if isinstance(value, Value) else value
-                yield from _check_constant(processor.name, option, columns[name], constant)
+        constants = {
+            columns[name]: value.value if isinstance(value, Value) else value
+            for name, value in values.items()
+            if isinstance(value, Value) or is_constant(value)
+        }
+        yield from _check_unique(processor.name, option, model, constants)
+        for field, value in constants.items():
+            yield from _check_constant(processor.name, option, field, value)
     hint = "Abstract models with these columns are in dcl_processor.columns."
     own = partial(check_own_columns, processor, model)
     yield from refusals(processor, own, hint, "dcl_processor.E009")
+
+
+def _check_unique(
+    processor: str, option: str, model: type[Model], constants: Mapping[Any, Any]
+) -> Iterator[CheckMessage]:
+    """Yield what would fail for the second row only after its handler was called."""
+    meta = model._meta
+    together = [*meta.unique_together, *(each.fields for each in meta.total_unique_constraints)]
+    names = {field.name for field, value in constants.items() if value is not None}
+    for columns in [*together, *([f.name] for f in meta.concrete_fields if f.unique)]:
+        if names.issuperset(columns):
+            yield checks.Error(
+                f"{option} writes the same value into {' and '.join(columns)} of every row, where "
+                "values must be unique: the second row would fail.",
+                hint="Give a callable or an expression, or, in get_done(), the result.",
+                obj=processor,
+                id="dcl_processor.E003",
+            )
 
 
 def _check_constant(

@@ -76,6 +76,7 @@ SHARED = "pending tests tests.{} across a foreign key"
         ("E002", unsent, {"done": {"id": 0}}, "the primary key"),
         ("E002", unsent, {"done": {"scans": None}}, "got 'scans'"),
         ("E002", priced, {"done": {"gross": 4}}, "generated"),
+        ("E003", unsent, {"done": {"code": "x"}}, "into code of every row"),
         ("E004", unsent, {"done": {"sent": "maybe"}}, "must be either True or False"),
         ("E004", unsent, {"done": {"sent_at": "yesterday"}}, "format"),
         ("E004", unsent, {"done": {"sent": None}}, "NOT NULL"),
