@@ -85,10 +85,8 @@ class Health:
 
     def beat(self, beat: Beat) -> None:
         """Take the state of this process, which works itself."""
-        call = beat.call
-        is_alive = call is None or not call.is_late(beat.at, calls.GRACE)
-        state = "works" if call else "waits"
-        self.seen([Worker(1, os.getpid(), state, call, is_alive)])
+        state = "works" if beat.call else "waits"
+        self.seen([Worker(1, os.getpid(), state, beat.call, not beat.is_overdue)])
 
     def close(self) -> None:
         """Remove the file, as the command ends."""

@@ -10,7 +10,7 @@ from typing import Any
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import printable
-from dcl_processor.execution.calls import Call, under_way
+from dcl_processor.execution.calls import Call
 from dcl_processor.watch.watch import Event
 
 #: Rows that are named, and the characters of a key.
@@ -52,31 +52,16 @@ class AtWork:
         """The first of its keys, without control characters."""
         return [printable(key) for key in self.keys]
 
-    def is_late(self, now: float, grace: float = 0.0) -> bool:
-        """Return whether the call has gone on for longer than its limit and the grace."""
-        return self.limit is not None and now - self.since > self.limit + grace
-
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life; ``at``: its time, by the monotonic clock.
+    """A sign of life; ``call``: the oldest call that is late, or else the oldest one.
 
-    ``call``: the oldest call that is late, or else the oldest one.
+    ``is_overdue``: it has not ended although it was interrupted.
     """
 
-    at: float
     call: AtWork | None
-
-
-def most_urgent(now: float) -> AtWork | None:
-    """Return the oldest call of this process that is late, or else the oldest one.
-
-    A late call that another one keeps from being cancelled is left out: the other one is at fault.
-    """
-    calls = [call for call in under_way() if not (call.is_late(now) and call.is_held_up)]
-    late = (call for call in calls if call.is_late(now))
-    call = next(late, calls[0] if calls else None)
-    return None if call is None else AtWork.of(call)
+    is_overdue: bool = False
 
 
 def clock(moment: float) -> str:

@@ -138,10 +138,10 @@ class Supervisor:
                     self.tell(place.number, name, event)
 
     def _look_at(self, place: _Place, now: float) -> None:
-        """Kill a child that is late, and free the place of one that has gone."""
+        """Kill a child that does not move, and free the place of one that has gone."""
         if (child := place.child) is None:
             return
-        child.kill_if_late(now)
+        child.kill_if_silent(now)
         if not child.has_gone(now):
             return
         place.child, outcome = None, child.outcome()
@@ -159,7 +159,7 @@ class Supervisor:
             wait = self._wait(place, child)
         place.is_over = wait is None
         # That it was killed for its row is in the sentence already.
-        call = None if child is None or child.was_late else child.lateness.call
+        call = None if child is None or child.was_late else child.life.beat.call
         self.tell(place.number, None, Died(trouble, wait, call))
 
     def _wait(self, place: _Place, child: Child | None) -> float | None:
@@ -170,7 +170,8 @@ class Supervisor:
             if child is None or not child.was_late or child.has_reported:
                 return None
             # An unknown row counts as new once.
-            rows = child.lateness.call and (child.lateness.call.keys, child.lateness.call.number)
+            call = child.life.beat.call
+            rows = call and (call.keys, call.number)
             is_new = rows not in self._killed_for
             self._killed_for.add(rows)
             return 0.0 if is_new else None
@@ -205,12 +206,12 @@ def _workers(place: _Place, now: float) -> Iterator[Worker]:
         if not place.is_over:
             yield Worker(place.number, None, "waits to be started", None, is_alive=True)
         return
-    lateness, call = child.lateness, child.lateness.call
+    life, call = child.life, child.life.beat.call
     if child.is_ending:
         state, call = "ends", None
-    elif lateness.is_silent(now):
+    elif life.is_silent(now):
         state = "does not move"
-    elif not lateness.is_loaded:
+    elif not life.is_loaded:
         state = "loads"
     else:
         state = "works" if call else "waits"

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from dcl_processor import alive
-from dcl_processor.execution import calls
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
 from dcl_processor.processes.news import AtWork, Beat, Worker
@@ -281,15 +280,13 @@ def test_only_while_all_are_alive_it_is_written_and_pinged(
     assert file.exists()
 
 
-@pytest.mark.parametrize(("age", "is_alive"), [(69.0, True), (71.0, False)])
-def test_a_process_that_works_itself_is_alive_until_its_handler_is_late(
-    file: Path, age: float, is_alive: bool
+@pytest.mark.parametrize("is_overdue", [True, False])
+def test_a_process_that_works_itself_is_alive_until_its_handler_does_not_end(
+    file: Path, is_overdue: bool
 ) -> None:
     health = Health(["p"], Stop(), HealthFile(file))
-    now = time.monotonic()
-    health.beat(Beat(now, AtWork("p", ("17",), 1, now - age, 60.0)))
-    assert file.exists() is is_alive
-    assert calls.GRACE == 10
+    health.beat(Beat(AtWork("p", ("17",), 1, time.monotonic(), 60.0), is_overdue))
+    assert file.exists() is not is_overdue
 
 
 def test_a_stopped_service_asks_for_no_more_time_than_its_limits_allow(
