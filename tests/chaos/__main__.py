@@ -17,9 +17,11 @@ from typing import Any
 
 import django
 
+from sample_app import supervisor
+from tests.servers import stoppable
 from tests.shares import first
 
-from . import routes, server, table
+from . import routes, table
 from .blows import DECK
 from .ordeal import Ordeal, Plan, Stage, undergo
 
@@ -64,8 +66,10 @@ def main() -> int:
 
 
 def _undergo(rounds: list[tuple[list[str], Plan]], seed: int) -> list[Ordeal]:
+    # Without it, an immediate stop would be no blow at all.
+    os.environ[supervisor.FSYNC] = "on"
     with (
-        server.started() as postgresql,
+        stoppable.started() as postgresql,
         tempfile.TemporaryDirectory(prefix="chaos") as folder,
         routes.laid(postgresql) as laid,
     ):
@@ -76,7 +80,7 @@ def _undergo(rounds: list[tuple[list[str], Plan]], seed: int) -> list[Ordeal]:
         return [undergo(stage, names, plan, dice) for names, plan in rounds]
 
 
-def _set_up(postgresql: server.Server) -> None:
+def _set_up(postgresql: stoppable.Server) -> None:
     """Have Django in this process, too: for the person and the audit, whom no blow hits."""
     options = {**postgresql.database["OPTIONS"], "application_name": "monkey"}
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.chaos.settings"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tests.servers.stoppable import Server
 from tests.waiting import PATIENCE, until
 
 from . import audit, judgement, person, table
@@ -16,7 +17,6 @@ from .blows import Blow, Reach
 from .crew import Watcher, at_work
 from .monkey import Monkey
 from .routes import ROUTES, Routes
-from .server import Server
 
 
 @dataclass(frozen=True, kw_only=True)
