@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dcl_processor import alive
-from tests.edge.manage import CHECKOUT, at_gate, python
+from tests.edge.manage import at_gate, python
 from tests.edge.test_health import wait_until_written_again
 from tests.edge.watchers import watching
 from tests.servers.stoppable import FAST, IMMEDIATE, Server, started
