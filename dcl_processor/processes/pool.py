@@ -187,7 +187,13 @@ def _supervise(
             tell(number, name, event)
 
     return Supervisor(
-        workers, member, stop=health.stop, tell=take, observe=health.seen, **options
+        workers,
+        member,
+        stop=health.stop,
+        tell=take,
+        observe=health.seen,
+        pace=health.pace,
+        **options,
     ).run()
 
 

@@ -8,6 +8,7 @@ keeps no worker busy.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import traceback
@@ -27,11 +28,8 @@ from dcl_processor.watch.polling import POLL_IDLE, backoff
 
 from .child import SOON, Child, Work, is_program, signals_blocked
 from .graceful_stop import StoppedAtOnce
-from .monitor import OwnTime
+from .monitor import PACE, OwnTime
 from .news import Died, Observe, Tell, Worker
-
-#: Seconds between two reports of the workers to ``observe``.
-OBSERVED_EVERY = 0.2
 
 #: A worker that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0
@@ -68,11 +66,12 @@ class Supervisor:
     deadline: float | None = None
     #: The longest ``handler_timeout`` of the processors; without it, none is killed for silence.
     limit: float | None = None
-    #: Called several times a second with the state of each worker that is not over.
+    #: Called in each ``pace`` (seconds) with the state of each worker that is not over.
     observe: Observe = lambda _: None
+    pace: float = PACE
     _places: list[_Place] = field(init=False)
     _time: OwnTime = field(default_factory=OwnTime)
-    _observed: float = -1.0
+    _observed: float = -math.inf
     _killed_for: set[object] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -194,7 +193,7 @@ class Supervisor:
             time.sleep(SOON)
 
     def _report(self, now: float) -> None:
-        if now - self._observed >= OBSERVED_EVERY:
+        if now - self._observed >= self.pace:
             self._observed = now
             self.observe([each for place in self._places for each in _workers(place, now)])
 
