@@ -39,9 +39,8 @@ from dcl_processor.report import Report
 from dcl_processor.watch.watch import Event
 
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
-from .messages import Inbox, Outbox
 from .monitor import Life, Monitor
-from .news import Beat
+from .news import Beat, Inbox, Outbox
 from .visible import quiet_unless_configured
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"

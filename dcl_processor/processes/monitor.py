@@ -22,8 +22,8 @@ logger = logging.getLogger("dcl_processor.operations")
 #: Seconds between two looks.
 PACE = 1.0
 
-#: Seconds after which a call is warned of; again each time that it has taken twice as long.
-FIRST_WARNING = 300.0
+#: Seconds after which a call is warned of, once.
+WARNED_AFTER = 300.0
 
 #: The longest time between two looks that counts in full.
 _LONGEST_PAUSE = 2.0
@@ -71,8 +71,7 @@ class Monitor:
         self._time = OwnTime()
         #: The call that was late at the last look, and since when, in seconds of its own time.
         self._late: tuple[Call | None, float] = None, 0.0
-        #: The age at which each call is warned of next.
-        self._next: dict[Call, float] = {}
+        self._warned_of: set[Call] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -91,10 +90,10 @@ class Monitor:
         # Not a call that has ended while the beat waited for its reader.
         if is_overdue and call in calls.under_way():
             self._kill()
-        under_way = calls.under_way()
-        for each in under_way:
+        long = {each for each in calls.under_way() if now - each.since >= WARNED_AFTER}
+        for each in long - self._warned_of:
             self._warn(each, now - each.since)
-        self._next = {each: self._next[each] for each in under_way}
+        self._warned_of = long
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -117,12 +116,6 @@ class Monitor:
         return call is not None and own - self._late[1] > calls.GRACE
 
     def _warn(self, call: Call, age: float) -> None:
-        due = self._next.setdefault(call, FIRST_WARNING)
-        if age < due:
-            return
-        while due <= age:
-            due *= 2
-        self._next[call] = due
         seen, since = AtWork.of(call), clock(call.since)
         words = "%s: process %d: %s is still in its handler after %s (since %s)"
         known = call.label, os.getpid(), seen.named, span(age), since

@@ -96,7 +96,7 @@ SENTENCES = {
     "docs/howto/run.md": [
         f"kills it {WORD[calls.GRACE]} seconds after the limit",
         f"moved in the last {WORD[monitor.SILENT]} seconds",
-        f"named by a warning after {monitor.FIRST_WARNING / 60:g}, ",
+        f"named by a warning after {monitor.WARNED_AFTER / 60:g} minutes",
         f"--max-age {alive.MAX_AGE:g}",
         f"after further deaths within {WORD[supervisor.LIVED_LONG]} with a backoff",
     ],

@@ -21,9 +21,8 @@ from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.processes import monitor as judging
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.messages import Inbox, Outbox
-from dcl_processor.processes.monitor import FIRST_WARNING, Life, Monitor, OwnTime
-from dcl_processor.processes.news import LONGEST, MOST_ROWS, AtWork, Beat
+from dcl_processor.processes.monitor import WARNED_AFTER, Life, Monitor, OwnTime
+from dcl_processor.processes.news import LONGEST, MOST_ROWS, AtWork, Beat, Inbox, Outbox
 from tests.waiting import until, wait
 
 MINUTE = 60.0
@@ -67,28 +66,16 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
 
 
-def test_a_long_call_is_warned_of_each_time_it_has_taken_twice_as_long(
+def test_a_long_call_is_warned_of_once(
     monitor: Monitor, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warned: list[int] = []
-    for minute in range(46):
+    monitor.look(call.since + WARNED_AFTER - 1)
+    assert warnings(caplog) == []
+    for minute in range(5, 46):
         monitor.look(call.since + minute * MINUTE + 0.001)
-        if warnings(caplog):
-            warned.append(minute)
-            (line,) = warnings(caplog)
-            assert f"shop.send: process {os.getpid()}: row 17 is still in its handler" in line
-            assert f"after {minute} min (since " in line
-            caplog.clear()
-    assert warned == [5, 10, 20, 40]
-    assert FIRST_WARNING == 5 * MINUTE
-
-
-def test_a_call_that_was_not_looked_at_for_long_is_warned_of_once(
-    monitor: Monitor, call: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    monitor.look(call.since + 45 * MINUTE)
-    monitor.look(call.since + 46 * MINUTE)
-    assert len(warnings(caplog)) == 1
+    (line,) = warnings(caplog)
+    assert f"shop.send: process {os.getpid()}: row 17 is still in its handler" in line
+    assert "after 5 min (since " in line
 
 
 def test_a_beat_has_the_oldest_call_that_is_late(

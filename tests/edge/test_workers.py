@@ -31,8 +31,7 @@ from dcl_processor.diagnosis import ErrorInWorker, Trouble
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.processes import pool, results
 from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
-from dcl_processor.processes.messages import portable
-from dcl_processor.processes.news import Died
+from dcl_processor.processes.news import Died, portable
 from dcl_processor.processes.results import Outcomes, merge
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.report import Failure
