@@ -140,7 +140,6 @@ def _run_workers(
         health=health,
         on_counts=on_counts,
         deadline=deadline,
-        limit=processor._time_limit,
     )
     return outcomes.in_order()
 
@@ -193,6 +192,7 @@ def _supervise(
         tell=take,
         observe=health.seen,
         pace=health.pace,
+        limit=_longest(processors),
         **options,
     ).run()
 
@@ -310,7 +310,6 @@ def watch(
             on_counts=on_counts,
             restarts=True,
             deadline=plan.deadline,
-            limit=_longest(processors),
         )
 
 
