@@ -151,7 +151,7 @@ class Child:
 
     @property
     def was_late(self) -> bool:
-        """Whether a child that has gone was killed for its handler."""
+        """Whether a child that has gone was killed: its handler did not end, or it did not move."""
         return self._fault is not None
 
     def begin_end(self, now: float, last: Ended | Trouble | None = None) -> None:
