@@ -39,9 +39,8 @@ from dcl_processor.report import Report
 from dcl_processor.watch.watch import Event
 
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
-from .messages import Inbox, Outbox
-from .monitor import Lateness, Monitor
-from .news import Beat
+from .monitor import Life, Monitor
+from .news import Beat, Inbox, Outbox
 from .visible import quiet_unless_configured
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
@@ -77,7 +76,7 @@ Work = Callable[[Stop, Send], bool]
 class Child:
     """The parent's end of a child process, which is started at once.
 
-    ``limit``: of ``Lateness``. ``now``: the parent's own time (``OwnTime``), here and in the
+    ``limit``: of ``Life``. ``now``: the parent's own time (``OwnTime``), here and in the
     methods.
     """
 
@@ -98,7 +97,7 @@ class Child:
                 arguments, stdin=subprocess.DEVNULL, env=variables, pass_fds=files
             )
         self.pid = self._process.pid
-        self.lateness = Lateness(limit, now)
+        self.life = Life(limit, now)
         #: Whether a run has reported its end; a watch reports that of each of its runs.
         self.has_reported = False
         self._last: Ended | Trouble | None = None
@@ -118,7 +117,7 @@ class Child:
             self.begin_end(now)
             return
         for name, event in messages:
-            self.lateness.hear(now, event if isinstance(event, Beat) else None)
+            self.life.hear(now, event)
             if name is None and isinstance(event, Ended | Trouble):
                 self.begin_end(now, event)
                 return
@@ -133,7 +132,7 @@ class Child:
 
     def stop_at_once(self) -> None:
         """Interrupt the handler; kill a child that is loading: it has no row."""
-        if not self.is_ending and not self.lateness.is_loaded and not self.pipe.poll():
+        if not self.is_ending and not self.life.is_loaded and not self.pipe.poll():
             self._process.kill()
         else:
             self._send(STOP_AT_ONCE)
@@ -143,16 +142,16 @@ class Child:
         with suppress(OSError):
             self.pipe.send(message)
 
-    def kill_if_late(self, now: float) -> None:
-        """Kill it if its handler did not end, or if it does not move."""
+    def kill_if_silent(self, now: float) -> None:
+        """Kill it if it does not move."""
         if not self.is_ending and self._fault is None:
-            self._fault = self.lateness.fault(now)
+            self._fault = self.life.fault(now)
             if self._fault is not None:
                 self._process.kill()
 
     @property
     def was_late(self) -> bool:
-        """Whether it was killed because it was late."""
+        """Whether a child that has gone was killed: its handler did not end, or it did not move."""
         return self._fault is not None
 
     def begin_end(self, now: float, last: Ended | Trouble | None = None) -> None:
@@ -169,8 +168,8 @@ class Child:
         return self._end_by is not None
 
     def is_alive(self, now: float) -> bool:
-        """Return whether it moves, and is in no handler that should have ended."""
-        return self.is_ending or (self.lateness.is_alive(now) and not self.was_late)
+        """Return whether it moves, or has come to its end."""
+        return self.is_ending or not self.life.is_silent(now)
 
     def has_gone(self, now: float) -> bool:
         """Return whether the process has ended; to be called again and again until it has.
@@ -190,8 +189,10 @@ class Child:
         if self._last is not None:
             return self._last
         code = self._process.returncode
+        if self._fault is None and code == -signal.SIGKILL:
+            self._fault = self.life.own_fault()
         if self._fault is not None:
-            how = f"killed by the supervisor: {self._fault}"
+            how = f"killed: {self._fault}"
         elif code < 0:
             how = f"killed by {_name(-code)}"
         else:
@@ -262,12 +263,17 @@ def do(work: Work, databases: Mapping[str, Any], pipe: Connection) -> None:
     threading.Thread(target=_obey, args=(pipe, stop, hurry), daemon=True).start()
     end: Ended | Trouble
     try:
-        with _undisturbed_end(), _connected(databases), Monitor(partial(send, None)):
+        with _undisturbed_end(), _connected(databases), Monitor(partial(send, None), kill=_die):
             end = Ended(work(stop, send))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
         end = Trouble(one_line(error) if known else describe(error), traceback.format_exc())
     send(None, end)
+
+
+def _die() -> None:
+    """End a handler that did not end when it was interrupted; the parent knows from the beat."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

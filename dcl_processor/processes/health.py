@@ -21,7 +21,7 @@ from dcl_processor.execution import calls
 
 from . import monitor
 from .graceful_stop import Stop
-from .news import AtWork, Beat, Worker, clock
+from .news import Beat, Worker, clock
 from .visible import Notifier
 
 #: Seconds that are added to the time that is asked of systemd for the last rows, for their commit.
@@ -46,7 +46,6 @@ class Health:
     notifier: Notifier | None = None
     #: What keeps processors from being run, by the worker's number and the processor's name.
     troubles: dict[tuple[int | None, str | None], str] = field(default_factory=dict)
-    _next: float = 0.0
     _status: str = ""
     _is_stopping: bool = False
 
@@ -68,16 +67,12 @@ class Health:
             self.notifier.send("READY=1", starting[:LONGEST_STATUS])
 
     def seen(self, workers: Sequence[Worker]) -> None:
-        """Take the state of all workers, which is shown at most once in each pace."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + self.pace
+        """Show the state of all workers; to be called in each pace."""
         is_alive = all(worker.is_alive for worker in workers)
         if self.file is not None and is_alive:
             self.file.write(self._document(workers))
         if self.notifier is not None:
-            lines = [*self._changed_status(workers), *self._last_rows(workers, now)]
+            lines = [*self._changed_status(workers), *self._last_rows(workers)]
             if is_alive and self.notifier.watchdog is not None:
                 lines.append("WATCHDOG=1")
             if lines:
@@ -85,10 +80,8 @@ class Health:
 
     def beat(self, beat: Beat) -> None:
         """Take the state of this process, which works itself."""
-        call = beat.call
-        is_alive = call is None or not call.is_late(beat.at, calls.GRACE)
-        state = "works" if call else "waits"
-        self.seen([Worker(1, os.getpid(), state, call, is_alive)])
+        state = "works" if beat.call else "waits"
+        self.seen([Worker(1, os.getpid(), state, beat.call, not beat.is_overdue)])
 
     def close(self) -> None:
         """Remove the file, as the command ends."""
@@ -105,23 +98,23 @@ class Health:
         return [f"STATUS={status[:LONGEST_STATUS]}"]
 
     def _summary(self, workers: Sequence[Worker]) -> str:
-        busy = [worker for worker in workers if worker.call is not None]
+        busy = sorted((each.call for each in workers if each.call), key=lambda call: call.since)
         words = [f"{len(busy)} of {len(workers)} workers at work"]
         if sick := [worker for worker in workers if not worker.is_alive]:
             words.append(f"not alive: {', '.join(f'worker {each.number}' for each in sick)}")
-        if oldest := min(filter(None, (each.call for each in busy)), key=_since, default=None):
-            words.append(f"oldest: {oldest.label}, {oldest}")
+        words += [f"oldest: {oldest.label}, {oldest}" for oldest in busy[:1]]
         words += [f"waiting: {why}" for why in [*self.troubles.values()][:1]]
         return "; ".join(words)
 
-    def _last_rows(self, workers: Sequence[Worker], now: float) -> list[str]:
+    def _last_rows(self, workers: Sequence[Worker]) -> list[str]:
         """Say once that the service stops, and ask for the time that its last rows may take."""
         if not self.stop.is_set():
             return []
         lines = [] if self._is_stopping else ["STOPPING=1"]
         self._is_stopping = True
-        limited = [each.call for each in workers if each.call and each.call.limit is not None]
-        left = max((_end(call) - now for call in limited), default=0.0)
+        busy = [each.call for each in workers if each.call is not None]
+        ends = [call.since + call.limit + calls.GRACE for call in busy if call.limit is not None]
+        left = max(ends, default=0.0) - time.monotonic()
         # Bounded by the limit: without one, the service's own TimeoutStopSec decides.
         return [*lines, f"EXTEND_TIMEOUT_USEC={int((left + MARGIN) * 1e6)}"] if left > 0 else lines
 
@@ -132,14 +125,6 @@ class Health:
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "workers": [_worker(each) for each in workers],
         }
-
-
-def _since(call: AtWork) -> float:
-    return call.since
-
-
-def _end(call: AtWork) -> float:
-    return call.since + (call.limit or 0.0) + calls.GRACE
 
 
 def _worker(worker: Worker) -> dict[str, Any]:

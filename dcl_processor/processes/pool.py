@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
@@ -21,7 +21,7 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.signals import OnRow, row_callback, workers_counted
+from dcl_processor.signals import OnRow, row_callback
 from dcl_processor.watch.watch import Counted, Plan, Watch
 
 from .child import Send, Work
@@ -32,9 +32,6 @@ from .news import Died, News
 from .results import OnCounts, Outcomes, merge, shares, tell_of_success
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
-
-if TYPE_CHECKING:
-    from dcl_processor.metrics import Tally
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_WORKERS = 256
@@ -143,7 +140,6 @@ def _run_workers(
         health=health,
         on_counts=on_counts,
         deadline=deadline,
-        limit=processor._time_limit,
     )
     return outcomes.in_order()
 
@@ -164,9 +160,7 @@ def _supervise(
     ``work``: returns that of a number, which takes its processors, and how its worker is to be
     known. What they count and do goes to ``on_counts`` and ``record``, the rest to ``tell``.
     """
-    by_name = {processor.name: processor for processor in processors}
-    names = list(by_name)
-    sends_counts = on_counts is not None or bool(workers_counted.receivers)
+    names = [processor.name for processor in processors]
 
     def member(number: int) -> Work:
         return partial(
@@ -176,13 +170,13 @@ def _supervise(
             # Those that are older than the command: a worker that starts late, or in the place of a
             # dead one, is to follow the others.
             stops={} if record is None else record.older_stops(),
-            sends_counts=sends_counts,
+            sends_counts=on_counts is not None,
         )
 
     def take(number: int, name: str | None, event: News) -> None:
         if isinstance(event, Counted):
-            if name in by_name:
-                counted(by_name[name], event.tally, on_counts)
+            if on_counts is not None and name is not None:
+                on_counts(name, event.tally)
         elif isinstance(event, oversight.Progress):
             if record is not None and name is not None:
                 record.progress(number, name, event)
@@ -192,7 +186,14 @@ def _supervise(
             tell(number, name, event)
 
     return Supervisor(
-        workers, member, stop=health.stop, tell=take, observe=health.seen, **options
+        workers,
+        member,
+        stop=health.stop,
+        tell=take,
+        observe=health.seen,
+        pace=health.pace,
+        limit=_longest(processors),
+        **options,
     ).run()
 
 
@@ -275,14 +276,6 @@ def _run(
     return True
 
 
-def counted(processor: BatchProcessor[Any], tally: Tally, on_counts: OnCounts | None) -> None:
-    """Hand on what a worker has counted."""
-    if on_counts is not None:
-        on_counts(processor.name, tally)
-    if tally.rows:
-        workers_counted.send_robust(type(processor), processor=processor, counts=dict(tally.rows))
-
-
 def watch(
     processors: Sequence[BatchProcessor[Any]],
     plan: Plan,
@@ -317,7 +310,6 @@ def watch(
             on_counts=on_counts,
             restarts=True,
             deadline=plan.deadline,
-            limit=_longest(processors),
         )
 
 

@@ -8,6 +8,7 @@ keeps no worker busy.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import traceback
@@ -27,11 +28,8 @@ from dcl_processor.watch.polling import POLL_IDLE, backoff
 
 from .child import SOON, Child, Work, is_program, signals_blocked
 from .graceful_stop import StoppedAtOnce
-from .monitor import OwnTime
+from .monitor import PACE, OwnTime
 from .news import Died, Observe, Tell, Worker
-
-#: Seconds between two reports of the workers to ``observe``.
-OBSERVED_EVERY = 0.2
 
 #: A worker that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0
@@ -68,11 +66,12 @@ class Supervisor:
     deadline: float | None = None
     #: The longest ``handler_timeout`` of the processors; without it, none is killed for silence.
     limit: float | None = None
-    #: Called several times a second with the state of each worker that is not over.
+    #: Called in each ``pace`` (seconds) with the state of each worker that is not over.
     observe: Observe = lambda _: None
+    pace: float = PACE
     _places: list[_Place] = field(init=False)
     _time: OwnTime = field(default_factory=OwnTime)
-    _observed: float = -1.0
+    _observed: float = -math.inf
     _killed_for: set[object] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -138,10 +137,10 @@ class Supervisor:
                     self.tell(place.number, name, event)
 
     def _look_at(self, place: _Place, now: float) -> None:
-        """Kill a child that is late, and free the place of one that has gone."""
+        """Kill a child that does not move, and free the place of one that has gone."""
         if (child := place.child) is None:
             return
-        child.kill_if_late(now)
+        child.kill_if_silent(now)
         if not child.has_gone(now):
             return
         place.child, outcome = None, child.outcome()
@@ -159,7 +158,7 @@ class Supervisor:
             wait = self._wait(place, child)
         place.is_over = wait is None
         # That it was killed for its row is in the sentence already.
-        call = None if child is None or child.was_late else child.lateness.call
+        call = None if child is None or child.was_late else child.life.beat.call
         self.tell(place.number, None, Died(trouble, wait, call))
 
     def _wait(self, place: _Place, child: Child | None) -> float | None:
@@ -170,7 +169,8 @@ class Supervisor:
             if child is None or not child.was_late or child.has_reported:
                 return None
             # An unknown row counts as new once.
-            rows = child.lateness.call and (child.lateness.call.keys, child.lateness.call.number)
+            call = child.life.beat.call
+            rows = call and (call.keys, call.number)
             is_new = rows not in self._killed_for
             self._killed_for.add(rows)
             return 0.0 if is_new else None
@@ -193,7 +193,7 @@ class Supervisor:
             time.sleep(SOON)
 
     def _report(self, now: float) -> None:
-        if now - self._observed >= OBSERVED_EVERY:
+        if now - self._observed >= self.pace:
             self._observed = now
             self.observe([each for place in self._places for each in _workers(place, now)])
 
@@ -205,12 +205,12 @@ def _workers(place: _Place, now: float) -> Iterator[Worker]:
         if not place.is_over:
             yield Worker(place.number, None, "waits to be started", None, is_alive=True)
         return
-    lateness, call = child.lateness, child.lateness.call
+    life, call = child.life, child.life.beat.call
     if child.is_ending:
         state, call = "ends", None
-    elif lateness.is_silent(now):
+    elif life.is_silent(now):
         state = "does not move"
-    elif not lateness.is_loaded:
+    elif not life.is_loaded:
         state = "loads"
     else:
         state = "works" if call else "waits"

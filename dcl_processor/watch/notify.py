@@ -1,4 +1,4 @@
-"""Wakes the watchers of a processor, once for a burst, by PostgreSQL's NOTIFY, and hears of it.
+"""Wakes the watchers of a processor by PostgreSQL's NOTIFY, and hears of it.
 
 A notification is a hint and carries no row: a watcher that receives one reads the pending rows, as
 after any other wait. A lost notification costs a watcher the rest of its interval, nothing else.
@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections, transaction
@@ -29,16 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dcl_processor")
 
-#: Seconds in which a process notifies once. A watcher that was woken looks again after this time,
-#: so that no thread has to send the last notification of a burst.
-BURST = 0.01
-
 # PostgreSQL's NAMEDATALEN, less the final zero: bytes.
 _LONGEST_CHANNEL = 63
-
-# When this process last notified, by alias and channel. Two threads may both find the time over,
-# and notify twice, which does no harm.
-_notified: dict[tuple[str, str], float] = {}
 
 
 def channel(name: str) -> str:
@@ -62,27 +54,31 @@ def wake(processor: Definition[Any]) -> None:
     """Notify the processor's watchers once the rows that they are to find are committed."""
     using = alias(processor)
     connection = connections[using]
-    if connections[using].vendor != "postgresql":  # which alone has LISTEN and NOTIFY
+    if connection.vendor != "postgresql":  # which alone has LISTEN and NOTIFY
         return
+    notify = _Notify(using, channel(processor.name))
     if not connection.in_atomic_block:
-        _notify(using, channel(processor.name))
-        return
-    # Not inside the transaction: PostgreSQL commits transactions with a NOTIFY one at a time.
-    transaction.on_commit(partial(_notify, using, channel(processor.name)), using=using)
+        notify()
+    elif all(planned != notify for _, planned, *_ in connection.run_on_commit):
+        # Not inside the transaction: PostgreSQL commits transactions with a NOTIFY one at a time.
+        transaction.on_commit(notify, using=using)
 
 
-def _notify(using: str, channel: str) -> None:
-    now = time.monotonic()
-    if now - _notified.get((using, channel), -BURST) < BURST:
-        return
-    _notified[using, channel] = now
-    try:
-        with connections[using].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, '')", [channel])
-    except Error as error:
-        # The rows are committed, and will be found, so the caller need not fail.
-        _notified.pop((using, channel), None)
-        logger.warning("the watchers on %r were not notified: %s", channel, described(error))
+@dataclass(frozen=True, slots=True)
+class _Notify:
+    """A callback of a transaction, which needs one of the same channel only once."""
+
+    using: str
+    channel: str
+
+    def __call__(self) -> None:
+        try:
+            with connections[self.using].cursor() as cursor:
+                cursor.execute("SELECT pg_notify(%s, '')", [self.channel])
+        except Error as error:
+            # The rows are committed, and will be found, so the caller need not fail.
+            why = described(error)
+            logger.warning("the watchers on %r were not notified: %s", self.channel, why)
 
 
 # --- receives the notifications, on a connection of its own

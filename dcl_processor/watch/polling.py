@@ -52,7 +52,6 @@ class Pace:
     repeats: bool
     due: float = field(default_factory=time.monotonic)
     _no_sooner: float = 0.0
-    _look_again: float = 0.0
     _failures: int = 0
 
     @classmethod
@@ -62,22 +61,16 @@ class Pace:
         rows_wait = retry is not None and retry.next_attempt_at is not None
         return cls(interval, rows_wait, processor.repeats)
 
-    def ran(self, report: Report, started: float) -> None:
+    def ran(self, report: Report) -> None:
         """Run again at once after a run that made progress, unless it would try the same rows."""
         now = time.monotonic()
         self._failures = 0
         got_on = report.processed + report.discarded > 0
         same_rows = self.repeats or (report.failed + report.snoozed > 0 and not self.rows_wait)
         self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
-        if got_on and report.stopped in {"limit", "timeout"} and not self.repeats:
-            self.due = now
-        elif got_on and report.stopped == "drained" and not same_rows:
-            # Wait for the end of a burst here: one look then finds all of it.
-            self.due = max(now, self._look_again)
-        else:
-            self.due = now + self._wait()
-            if started < self._look_again:
-                self.due = max(self._look_again, self._no_sooner)
+        has_more = report.stopped in {"limit", "timeout"} and not self.repeats
+        drained = report.stopped == "drained" and not same_rows
+        self.due = now if got_on and (has_more or drained) else now + self._wait()
 
     def broke(self) -> float:
         """Postpone the next try after a run that could not start; return by how many seconds."""
@@ -86,11 +79,9 @@ class Pace:
         self.due = self._no_sooner = time.monotonic() + wait
         return wait
 
-    def wake(self, burst: float) -> None:
-        """Run now, and again at the end of the burst, because its calls notify only once."""
-        now = time.monotonic()
-        self._look_again = now + burst
-        self.due = max(now, self._no_sooner)
+    def wake(self) -> None:
+        """Run now."""
+        self.due = max(time.monotonic(), self._no_sooner)
 
     def _wait(self) -> float:
         return self.interval * random.uniform(0.75, 1)  # noqa: S311  # as above

@@ -137,7 +137,7 @@ class Watch:
     def _is_woken(self) -> bool:
         woken = {name for listener in self._listeners for name in listener.poll()}
         for name in woken & self._turns.keys():
-            self._turns[name].pace.wake(notify.BURST)
+            self._turns[name].pace.wake()
         return bool(woken) or self._has_orders()
 
     def _has_orders(self) -> bool:
@@ -146,15 +146,14 @@ class Watch:
             return False
         wake, end = (self._turns.keys() & set(names) for names in self.record.take_orders())
         for name in wake:
-            self._turns[name].pace.wake(0)
+            self._turns[name].pace.wake()
         for name in end:
             self._is_ended = True
             del self._turns[name]
         return bool(wake or end)
 
     def _run(self, turn: _Turn) -> None:
-        processor, started = turn.processor, time.monotonic()
-        trouble = None
+        processor, trouble = turn.processor, None
         try:
             limits = [
                 each for each in (self.plan.timeout, self._seconds_left()) if each is not None
@@ -177,7 +176,7 @@ class Watch:
         if did_something(report):
             self.tell(processor.name, report)
         if trouble is None:
-            turn.pace.ran(report, started)
+            turn.pace.ran(report)
             if turn.in_trouble:
                 turn.in_trouble = False
                 self.tell(processor.name, Recovered())

@@ -60,12 +60,10 @@ class Loading:
         self.skipped += 1
         self.report_bad_line(bad_line)
 
-    def _insert(self, batch: Sequence[ParsedOrder], *, again: bool = False) -> Iterator[BadLine]:
+    def _insert(self, batch: Sequence[ParsedOrder]) -> Iterator[BadLine]:
         """Insert the batch and yield the lines that the database refuses.
 
         One refused line rolls back its savepoint, so the batch is halved until that line is alone.
-        Every try reads again which orders exist, because the conflict may be with another loader
-        that has just committed the same order or customer, which is no error.
         """
         try:
             with transaction.atomic():
@@ -75,8 +73,6 @@ class Loading:
                 middle = len(batch) // 2
                 yield from self._insert(batch[:middle])
                 yield from self._insert(batch[middle:])
-            elif isinstance(error, IntegrityError) and not again:
-                yield from self._insert(batch, again=True)
             else:
                 reason = str(error).strip().split("\n")[0]
                 yield BadLine(batch[0].line, f"the database refused it: {reason}")
@@ -89,10 +85,7 @@ class Loading:
         known = set(
             Order.objects.filter(number__in=numbers).order_by().values_list("number", flat=True)
         )
-        # Customers before orders, and both sorted, so that two loaders cannot deadlock.
-        new = sorted(
-            (parsed for parsed in batch if parsed.number not in known), key=lambda new: new.number
-        )
+        new = [parsed for parsed in batch if parsed.number not in known]
         customers = _customers(new)
         orders = Order.objects.bulk_create(
             _order(parsed, customers[parsed.customer_code]) for parsed in new

@@ -35,9 +35,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers", default="1,4,16,48", help="how many workers race")
     parser.add_argument("--fsync", choices=("on", "off"), default="on", help="embedded server only")
     parser.add_argument("--json", type=Path, help="write every measurement there")
-    parser.add_argument(
-        "--docs", type=Path, help="draw SVG files and write tables into that folder"
-    )
+    parser.add_argument("--docs", type=Path, help="write tables into that folder")
     return parser.parse_args(arguments)
 
 
@@ -78,10 +76,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"Left out, because not installed: {', '.join(sorted(bench.left_out))}.")
     print(f"Audited: nothing handled twice, lost or left. {time.monotonic() - began:.0f} s")
     if options.docs:
-        from tests.benchmarks import plots  # an extra that is not needed for figures
-
         page.write(bench.results, server, options.docs)
-        plots.draw(bench.results, options.docs)
     return 0
 
 

@@ -1,6 +1,6 @@
 """A process that delays what clients and PostgreSQL send each other, as a network does.
 
-    python -m tests.benchmarks.delay_proxy SERVER PORT DELAY LIFETIME
+    python -m tests.benchmarks.delay_proxy SERVER PORT DELAY
 
 A round trip through it takes ``DELAY`` seconds longer: each chunk is sent on half of that after it
 arrived, in either direction. No chunk waits for the one before, so the delay does not limit the
@@ -13,8 +13,7 @@ one processor is busy while a chunk is under way.
 
 The first line that the proxy writes is the folder of its socket. After that it answers each byte
 of its standard input with a line of JSON: what it has counted since the last answer. It removes
-the folder and ends when its standard input ends, which the end of the parent process does, too, or
-with an error after ``LIFETIME`` seconds.
+the folder and ends when its standard input ends, which the end of the parent process does, too.
 """
 
 from __future__ import annotations
@@ -122,24 +121,19 @@ class Proxy:
         self._links: list[tuple[_Direction, _Direction]] = []
         self._counts = Counts()
 
-    def serve(self, lifetime: float) -> None:
-        """Forward until standard input ends; raise ``TimeoutError`` after the lifetime."""
-        end = monotonic() + lifetime
-        while self._turn(end - monotonic()):
-            if monotonic() >= end:
-                raise TimeoutError(
-                    f"expected the end of its input within {lifetime:g} s, got none."
-                )
+    def serve(self) -> None:
+        """Forward until standard input ends."""
+        while self._turn():
+            pass
 
-    def _turn(self, longest: float) -> bool:
+    def _turn(self) -> bool:
         directions = [direction for link in self._links for direction in link]
         sources = {each.source: each for each in directions if each.reads}
         blocked = [each.target for each in directions if each.is_blocked]
         soonest = min((each.due for each in directions if each.due is not None), default=None)
-        if soonest is not None:
-            longest = min(longest, soonest - monotonic() - SPIN)
+        wait = None if soonest is None else max(0.0, soonest - monotonic() - SPIN)
         waited_for: list[Any] = [*sources, self._listener, _STDIN]
-        ready, _, _ = select.select(waited_for, blocked, [], max(longest, 0.0))
+        ready, _, _ = select.select(waited_for, blocked, [], wait)
         for one in ready:
             if one in sources:
                 sources[one].read()
@@ -192,7 +186,7 @@ def _connect(server: Path | tuple[str, int]) -> socket.socket:
 
 
 def main(arguments: Sequence[str]) -> None:
-    host, port, delay, lifetime = arguments
+    host, port, delay = arguments
     name = f".s.PGSQL.{port}"
     server = Path(host) / name if host.startswith("/") else (host, int(port))
     with (
@@ -203,8 +197,8 @@ def main(arguments: Sequence[str]) -> None:
         listener.listen()
         os.write(_STDOUT, f"{folder}\n".encode())
         try:
-            Proxy(listener, server, float(delay)).serve(float(lifetime))
-        except (EncryptedError, TimeoutError) as error:
+            Proxy(listener, server, float(delay)).serve()
+        except EncryptedError as error:
             sys.exit(f"The delay proxy: {error}")
 
 

@@ -25,8 +25,6 @@ from .protocol import Counts
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-LIFETIME = 3600.0  # seconds, after which a proxy ends in any case
-
 #: The networks that are compared, each with the seconds that it adds to a round trip.
 SOCKET = "socket"
 NETWORKS: Mapping[str, float] = {SOCKET: 0.0, "0.5 ms": 0.0005, "2 ms": 0.002}
@@ -67,7 +65,7 @@ class Proxy:
 
 
 @contextmanager
-def proxy(delay: float, lifetime: float = LIFETIME) -> Iterator[Proxy]:
+def proxy(delay: float) -> Iterator[Proxy]:
     """Run a proxy before the server of Django's connection, in a process of its own.
 
     ``delay``: seconds that it adds to a round trip.
@@ -77,7 +75,7 @@ def proxy(delay: float, lifetime: float = LIFETIME) -> Iterator[Proxy]:
     command = [sys.executable, "-m", "tests.benchmarks.delay_proxy", *server]
     # In a session of its own: Ctrl-C interrupts only this process, which ends the proxy.
     process = subprocess.Popen(
-        [*command, str(delay), str(lifetime)],
+        [*command, str(delay)],
         bufsize=0,
         cwd=CHECKOUT,
         stdin=subprocess.PIPE,

@@ -33,25 +33,18 @@ def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Pat
 def tables(
     results: Sequence[Measurement], server: Mapping[str, str]
 ) -> Mapping[str, Iterable[str]]:
-    """Return the lines of each table.
-
-    Networks have tables of their own, and with them a server: they can be measured in another run.
-    """
+    """Return the lines of each table; each scenario of several networks has one of its own."""
     made: dict[str, Iterable[str]] = {}
-    networks: list[Measurement] = []
     others: list[Measurement] = []
     for scenario in dict.fromkeys(result.scenario for result in results):
         of_it = [result for result in results if result.scenario == scenario]
-        if _is_about_networks(of_it):
-            networks += of_it
+        if len(_networks(of_it)) > 1:
             made[scenario] = _table(_network_headings(of_it), _network_lines(of_it))
         else:
             others += of_it
-    for prefix, group in (("", others), ("network-", networks)):
-        if group:
-            made[f"{prefix}server"] = _table(("what", "value"), server.items())
-            made[f"{prefix}rates"] = _table(RATE_HEADINGS, _rates(group))
     if others:
+        made["server"] = _table(("what", "value"), server.items())
+        made["rates"] = _table(RATE_HEADINGS, _rates(others))
         made["targets"] = _table(TARGET_HEADINGS, _targets(results))
     return made
 
@@ -66,11 +59,8 @@ def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
 
 
 def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
-    has_networks = _is_about_networks(results)
-
     def key(result: Measurement) -> tuple[str, int, str]:
-        scenario = f"{result.scenario}, {result.network}" if has_networks else result.scenario
-        return scenario, result.workers, result.name
+        return result.scenario, result.workers, result.name
 
     order = list(dict.fromkeys(map(key, results)))
     for (scenario, workers, name), group in groupby(
@@ -98,11 +88,6 @@ def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[
 
 
 # --- what a network does to each contender: one line for each, one figure in each cell
-
-
-def _is_about_networks(results: Sequence[Measurement]) -> bool:
-    """Return whether the results of a scenario are of more than one network."""
-    return len(_networks(results)) > 1
 
 
 def _network_headings(results: Sequence[Measurement]) -> Sequence[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-from psycopg import sql
 
 from sample_app import embedded, supervisor
+from tests.servers.scratch import scratch
 
 #: What decides how long a commit takes, and on what.
 SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers")
@@ -22,17 +21,10 @@ def database(*, fsync: bool) -> Iterator[None]:
 
     On the server of DATABASE_URL, or on an embedded one that no other process uses.
     """
-    name = f"dcl_bench_{secrets.token_hex(4)}"
-    with _server(fsync=fsync) as server:
-        base, _, _ = server.rpartition("/")
-        _execute(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        os.environ["DATABASE_URL"] = f"{base}/{name}"
+    with _server(fsync=fsync) as server, scratch(server, "dcl_bench") as url:
+        os.environ["DATABASE_URL"] = url
         os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
-        try:
-            yield
-        finally:
-            drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-            _execute(server, drop)
+        yield
 
 
 @contextmanager
@@ -50,21 +42,6 @@ def _server(*, fsync: bool) -> Iterator[str]:
     finally:
         os.close(embedded._in_use.pop(home))
         embedded.remove(home)
-
-
-def _execute(url: str, statement: sql.Composed) -> None:
-    import environ
-
-    given = environ.Env.db_url_config(url)
-    with psycopg.connect(
-        dbname=given["NAME"],
-        user=given["USER"],
-        password=given["PASSWORD"],
-        host=given["HOST"],
-        port=given["PORT"] or None,
-        autocommit=True,
-    ) as connection:
-        connection.execute(statement)
 
 
 def describe() -> dict[str, str]:

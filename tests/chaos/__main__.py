@@ -17,10 +17,11 @@ from typing import Any
 
 import django
 
+from sample_app import supervisor
+from tests.servers import stoppable
 from tests.shares import first
 
-from . import routes, server, table
-from .blows import DECK
+from . import routes, table
 from .ordeal import Ordeal, Plan, Stage, undergo
 
 FULL = Plan(rows=20_000, work=0.015, chaos=80, pause=1.2, calm=50)
@@ -41,8 +42,7 @@ def main() -> int:
     seed = first("chaos", 2**32) if options.seed is None else options.seed
     every = table.CUT if options.cut else table.MODELS[options.model]
     names = options.only or list(every)
-    chosen = {name: getattr(options, name) for name in ("rows", "chaos", "calm", "blows")}
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {} if options.rows is None else {"rows": options.rows}
     # In the cut all processors undergo the same chaos; else each one has the workers for itself.
     rounds = [names] if options.cut else [[name] for name in names]
     plans = [
@@ -64,8 +64,10 @@ def main() -> int:
 
 
 def _undergo(rounds: list[tuple[list[str], Plan]], seed: int) -> list[Ordeal]:
+    # Without it, an immediate stop would be no blow at all.
+    os.environ[supervisor.FSYNC] = "on"
     with (
-        server.started() as postgresql,
+        stoppable.started() as postgresql,
         tempfile.TemporaryDirectory(prefix="chaos") as folder,
         routes.laid(postgresql) as laid,
     ):
@@ -76,7 +78,7 @@ def _undergo(rounds: list[tuple[list[str], Plan]], seed: int) -> list[Ordeal]:
         return [undergo(stage, names, plan, dice) for names, plan in rounds]
 
 
-def _set_up(postgresql: server.Server) -> None:
+def _set_up(postgresql: stoppable.Server) -> None:
     """Have Django in this process, too: for the person and the audit, whom no blow hits."""
     options = {**postgresql.database["OPTIONS"], "application_name": "monkey"}
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.chaos.settings"
@@ -115,10 +117,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=table.MODELS, default="one-table")
     parser.add_argument("--only", nargs="+", choices=table.PROCESSORS, help="These alone.")
     parser.add_argument("--rows", type=int, help="Rows of each delivery.")
-    parser.add_argument("--chaos", type=float, help="Seconds of chaos, for each round.")
-    parser.add_argument("--calm", type=float, help="Seconds for the rest, for each round.")
-    kinds = [strike.__name__ for strike in DECK]
-    parser.add_argument("--blows", nargs="+", choices=kinds, help="These kinds of blows alone.")
     parser.add_argument("--json", type=Path, help="Write the result to this file, too.")
     return parser.parse_args()
 

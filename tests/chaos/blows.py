@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import psycopg
 
+from tests.servers import stoppable as servers
+from tests.servers.stoppable import Server
 from tests.waiting import PATIENCE, until
 
-from . import server as servers
 from .crew import Watcher
 from .routes import POOLED, ROUTES, WIRE, Routes
-from .server import Server
 
 Session = psycopg.Connection[Any]
 

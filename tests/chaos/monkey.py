@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -20,10 +19,9 @@ MOST_AT_ONCE = 4
 class Monkey:
     """Deals one blow after the other; those that take a while go on beside the next ones."""
 
-    def __init__(self, reach: Reach, *, pause: float, kinds: Collection[str] = ()) -> None:
+    def __init__(self, reach: Reach, *, pause: float) -> None:
         self._reach = reach
         self._pause = pause  # seconds between two blows, on average
-        self._kinds = kinds or {strike.__name__ for strike in DECK}
         self._deck: list[Strike] = []
         self._pool = ThreadPoolExecutor(MOST_AT_ONCE)
         self._under_way: list[Future[None]] = []
@@ -36,7 +34,8 @@ class Monkey:
         dice = self._reach.dice
         time.sleep(dice.uniform(0.2, 1.8) * self._pause)
         if not self._deck:
-            self._deck = self._shuffled(dice)
+            self._deck = [strike for strike in DECK for _ in range(DECK[strike][0])]
+            dice.shuffle(self._deck)
         strike = self._deck.pop()
         # Dice of its own: which blow comes next does not hang on what runs beside.
         reach = replace(self._reach, dice=random.Random(dice.random()))  # noqa: S311  # no secret
@@ -47,12 +46,6 @@ class Monkey:
         else:
             self._deal(strike, reach)
         self.decks += not self._deck
-
-    def _shuffled(self, dice: random.Random) -> list[Strike]:
-        chosen = [strike for strike in DECK if strike.__name__ in self._kinds]
-        deck = [strike for strike in chosen for _ in range(DECK[strike][0])]
-        dice.shuffle(deck)
-        return deck
 
     def end(self) -> None:
         """Let go of what is held."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tests.servers.stoppable import Server
 from tests.waiting import PATIENCE, until
 
 from . import audit, judgement, person, table
@@ -16,7 +17,6 @@ from .blows import Blow, Reach
 from .crew import Watcher, at_work
 from .monkey import Monkey
 from .routes import ROUTES, Routes
-from .server import Server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,6 @@ class Plan:
     pause: float
     #: The most that the rest may take.
     calm: float
-    #: The kinds of blows; none: all.
-    blows: Sequence[str] = ()
 
 
 @dataclass
@@ -76,7 +74,7 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
             _wait_for_all(lines, all_copies, since=0.0, keep=keep)
             stage.say("the chaos")
             reach = Reach(stage.server, stage.routes, watchers, dice)
-            monkey = Monkey(reach, pause=plan.pause, kinds=plan.blows)
+            monkey = Monkey(reach, pause=plan.pause)
             over = _chaos(stage, names, plan, monkey, watchers)
             stage.say("the rest")
             _wait_for_all(lines, all_copies, since=over, keep=keep)

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 
 from tests.servers.pgbouncer import pgbouncer
+from tests.servers.stoppable import NAME, USER, Server
 
 from . import wire
-from .server import NAME, USER, Server
 
 DIRECT, SESSION, TRANSACTION, WIRE = "direct", "session", "transaction", "wire"
 ROUTES = (DIRECT, SESSION, TRANSACTION, WIRE)
@@ -27,7 +27,7 @@ class Routes:
     """Django's settings for each route, and what can be done to some of them."""
 
     databases: Mapping[str, Mapping[str, Any]]
-    wire: wire.Wire
+    wire: wire.Wires
 
     def drop_everybody(self, pooler: str) -> None:
         """Let a pooler drop all of its connections, to clients and to the server."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from django.core.management import call_command
 from django.db import connections
 
+from tests.servers.stoppable import Server
+
 from .audit import Call, read
 from .blows import Blow
 from .judgement import Records, Row, Terms
-from .server import Server
 
 #: The processors of each model, and what each of them promises.
 MODELS = {

@@ -6,15 +6,18 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from django.db import connections
 
 from tests.contract.support.sessions import until_gone
+from tests.edge.manage import other
+from tests.servers.wire import Address, Wire, carrying
 from tests.waiting import wait
 
 
@@ -61,34 +64,15 @@ def cut(
         # A pooler in between may run as another user.
         Path(folder).chmod(0o711)
         here.chmod(0o666)
-        listener.listen()
-        serving = threading.Thread(target=_serve, args=(listener, server, plan), daemon=True)
-        serving.start()
-        try:
-            with _led(changes):
+        with carrying(listener, partial(_Cut, plan, server)), other(**changes):
+            try:
                 yield plan
-        finally:
-            plan.over.set()
-        # Wakes up the thread that waits for the next client.
-        listener.shutdown(socket.SHUT_RDWR)
-        serving.join()
+            finally:
+                plan.over.set()
     assert plan.made.is_set(), f"{words!r} never passed"
 
 
-@contextmanager
-def _led(changes: dict[str, Any]) -> Iterator[None]:
-    other = connections["other"]
-    before = dict(other.settings_dict)
-    other.close()
-    other.settings_dict.update(changes)
-    try:
-        yield
-    finally:
-        other.close()
-        other.settings_dict.update(before)
-
-
-def _detour(folder: Path) -> tuple[Path | tuple[str, int], Path, dict[str, Any]]:
+def _detour(folder: Path) -> tuple[Address, Path, dict[str, Any]]:
     """Return the server's address, the proxy's, and the settings that lead to the proxy."""
     config = connections["other"].settings_dict
     if connections["other"].vendor == "mysql":
@@ -103,71 +87,38 @@ def _detour(folder: Path) -> tuple[Path | tuple[str, int], Path, dict[str, Any]]
     return (host, int(config["PORT"] or 5432)), folder / name, changes
 
 
-def _serve(listener: socket.socket, server: Path | tuple[str, int], plan: Cut) -> None:
-    with suppress(OSError):
-        while True:
-            client, _ = listener.accept()
-            threading.Thread(target=_Wire(client, server, plan).carry, daemon=True).start()
+class _Cut(Wire):
+    """A wire that is cut by the plan."""
 
-
-class _Wire:
-    """One client's connection, carried in both directions until either side hangs up."""
-
-    def __init__(self, client: socket.socket, server: Path | tuple[str, int], plan: Cut) -> None:
-        self._client = client
+    def __init__(self, plan: Cut, server: Address, client: socket.socket) -> None:
+        super().__init__(client, server)
         self._plan = plan
         self._answer_is_lost = False
         self._server_has_gone = threading.Event()
         #: The number of MariaDB's session.
         self._session: int | None = None
-        if isinstance(server, Path):
-            self._server = socket.socket(socket.AF_UNIX)
-            self._server.connect(str(server))
-        else:
-            self._server = socket.create_connection(server)
 
-    def carry(self) -> None:
-        with self._client, self._server:
-            back = threading.Thread(target=self._one_way, args=(self._answer,), daemon=True)
-            back.start()
-            self._one_way(self._ask)
-            back.join()
-
-    def _one_way(self, message: Callable[[], bool]) -> None:
-        with suppress(OSError):
-            while message():
-                pass
-        for end in (self._client, self._server):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _ask(self) -> bool:
-        message = self._client.recv(65536)
-        if message and self._plan.is_here(message):
-            if self._plan.silent:
-                self._plan.over.wait()
-                return False
-            if not self._plan.forwarded:
-                # The session has ended, and let go of its locks, before the client hears of it:
-                # who comes first otherwise is a matter of luck.
-                self._server.shutdown(socket.SHUT_WR)
-                wait(self._server_has_gone, "the server to notice that its client has hung up")
-                if self._session is not None:
-                    until_gone(self._session)
-                return False
+    def asks(self, message: bytes) -> bool:
+        if not message or not self._plan.is_here(message):
+            return bool(message)
+        if self._plan.silent:
+            self._plan.over.wait()
+        elif self._plan.forwarded:
             self._answer_is_lost = True
-        self._server.sendall(message)
-        return bool(message)
+        else:
+            # The session has ended, and let go of its locks, before the client hears of it: who
+            # comes first otherwise is a matter of luck.
+            self.server.shutdown(socket.SHUT_WR)
+            wait(self._server_has_gone, "the server to notice that its client has hung up")
+            if self._session is not None:
+                until_gone(self._session)
+        return self._answer_is_lost
 
-    def _answer(self) -> bool:
-        message = self._server.recv(65536)
+    def answers(self, message: bytes) -> bool:
         if not message:
             self._server_has_gone.set()
         elif self._session is None and connections["other"].vendor == "mysql":
             # The first message: its length and number, the protocol, the version, the session.
             end = message.index(b"\0", 5) + 1
             self._session = int.from_bytes(message[end : end + 4], "little")
-        if self._answer_is_lost:
-            return False
-        self._client.sendall(message)
-        return bool(message)
+        return bool(message) and not self._answer_is_lost

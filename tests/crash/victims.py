@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable
 from multiprocessing import forkserver
@@ -62,38 +61,26 @@ def run(
     except EOFError:
         pass
     finally:
-        code = _end(process)
+        try:
+            join(process)
+        finally:
+            process.kill()
+        code = process.exitcode
+        process.close()
     until(lambda: sessions() <= before, "the end of its sessions")
     return code, boundaries, result
 
 
-def _end(process: Any) -> int | None:
-    """Wait for the process's end, and return its exit code."""
-    try:
-        join(process)
-    finally:
-        process.kill()
-    code: int | None = process.exitcode
-    process.close()
-    return code
-
-
-def run_until_renewal(name: str, audit: str, when: str) -> int | None:
-    """Run in a process that dies ``before`` or ``after`` its heartbeat first renews a lease."""
-    process = _fork.Process(target=_renewing_victim, args=(name, audit, when))
-    process.start()
-    return _end(process)
-
-
-def _renewing_victim(name: str, audit: str, when: str) -> None:
-    os.environ["AUDIT"] = audit
+def run_until_renewal(processor: BatchProcessor[Any], *, when: str) -> None:
+    """Run, and die ``before`` or ``after`` the heartbeat first renews a lease."""
 
     def die(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-        if sql.startswith("UPDATE") and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+        is_renewal = sql.startswith("UPDATE")
+        if is_renewal and when == "before":
+            trace.die()
         result = execute(sql, *args)
-        if sql.startswith("UPDATE") and when == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if is_renewal:
+            trace.die()
         return result
 
     def watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
@@ -101,7 +88,7 @@ def _renewing_victim(name: str, audit: str, when: str) -> None:
             connection.execute_wrappers.append(die)
 
     connection_created.connect(watch)
-    getattr(processors, name)()
+    processor.run()
 
 
 def _victim(

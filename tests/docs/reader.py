@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from django.db import connection
 from sybil import Document, Example
@@ -18,9 +15,8 @@ from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.blocks import EXIT_CODE, caption, commands
 from tests.docs.output import difference
-from tests.waiting import PATIENCE
+from tests.edge.manage import CHECKOUT, on_a_terminal
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 AT_THE_END = ", at the end"
 
 
@@ -78,30 +74,10 @@ class Reader:
 
     def run(self, command: str) -> str:
         """Run a command on a terminal; return what it printed there."""
-        terminal, screen = pty.openpty()
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=screen,
-            stderr=screen,
-        )
-        os.close(screen)
-        printed = b"".join(_read(terminal)).decode().replace("\r\n", "\n")
-        self.exit_code = process.wait(PATIENCE)
-        return printed.removeprefix("\n")  # what the bar leaves on such a terminal
-
-
-def _read(terminal: int) -> Iterator[bytes]:
-    # Linux says that the other end was closed with an error, others with an empty read.
-    try:
-        while chunk := os.read(terminal, 65536):
-            yield chunk
-    except OSError:
-        pass
-    finally:
-        os.close(terminal)
+        shell = ["/bin/sh", "-c", command]
+        self.exit_code, printed = on_a_terminal(shell, self.folder, self.environment)
+        # What the bar leaves on such a terminal.
+        return printed.replace("\r\n", "\n").removeprefix("\n")
 
 
 @contextmanager
@@ -127,13 +103,3 @@ def connected(name: str) -> Iterator[Any]:
         yield other
     finally:
         other.close()
-
-
-def url_of(name: str) -> str:
-    """Return the URL of a database on the suite's server, as django-environ reads it."""
-    settings = connection.settings_dict
-    user, password, host = (quote(settings[part], safe="") for part in ("USER", "PASSWORD", "HOST"))
-    # A socket's folder is where django-environ looks for it: in the path.
-    port = settings["PORT"] or 5432
-    place = f":{port}/{host}" if settings["HOST"].startswith("/") else f"{host}:{port}"
-    return f"postgres://{user}:{password}@{place}/{name}"

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.docs.output import unbroken
-from tests.docs.reader import Reader, connected, empty_database, url_of
+from tests.docs.reader import Reader, connected, empty_database
+from tests.edge.manage import database_url
 
 #: Orders of the last years. The page says a million, and the first order of today comes after that.
 ROWS = int(os.environ.get("ADOPT_ROWS", "1000000"))
@@ -84,7 +85,9 @@ class Table(NamedTuple):
 def table(tmp_path: Path, transactional_db: None) -> Iterator[Table]:
     """Give a project whose table has no flag yet."""
     with empty_database("adopt") as name, connected(name) as ours:
-        table = Table(Reader("howto/adopt.md", tmp_path, {"DATABASE_URL": url_of(name)}), ours)
+        table = Table(
+            Reader("howto/adopt.md", tmp_path, {"DATABASE_URL": database_url(name)}), ours
+        )
         table.type("python -m django startproject office .")
         table.type("python manage.py startapp orders")
         with (tmp_path / "office" / "settings.py").open("a", encoding="utf-8") as settings:
@@ -148,5 +151,5 @@ def test_with_the_plain_default_the_maximum_keeps_the_old_rows_from_being_handle
 @pytest.mark.django_db(transaction=True)
 def test_every_step_does_what_the_page_says(tmp_path: Path) -> None:
     with empty_database("tutorial") as name:
-        Reader("tutorial.md", tmp_path, {"DATABASE_URL": url_of(name)}).follow()
+        Reader("tutorial.md", tmp_path, {"DATABASE_URL": database_url(name)}).follow()
     assert len(list((tmp_path / "printed").iterdir())) == 62

@@ -12,7 +12,8 @@ from django.core.management import call_command
 from django.db import connection
 
 from tests.docs.blocks import commands
-from tests.docs.reader import Reader, connected, empty_database, url_of
+from tests.docs.reader import Reader, connected, empty_database
+from tests.edge.manage import database_url
 
 SETTINGS = """
 from environ import Env
@@ -110,7 +111,7 @@ def alert(page: Path) -> str:
 def test_a_recipe_works_in_an_empty_project(page: str, tmp_path: Path, database: str) -> None:
     recipe = RECIPES[page]
     project(tmp_path, recipe.app)
-    reader = Reader(page, tmp_path, {"DATABASE_URL": url_of(database)})
+    reader = Reader(page, tmp_path, {"DATABASE_URL": database_url(database)})
     reader.follow()
     with connected(database) as ours, ours.cursor() as own:
         own.execute(recipe.rows)

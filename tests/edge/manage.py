@@ -7,7 +7,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
@@ -46,10 +46,13 @@ class Manage(Protocol):
     def __call__(self, *arguments: str) -> Ran: ...
 
 
-def database_url() -> str:
-    """Return the URL of the test database, which the settings' own URL does not name."""
+def database_url(name: str = "") -> str:
+    """Return the URL of the test database, which the settings' own URL does not name.
+
+    ``name``: of another database on its server.
+    """
     config = connection.settings_dict
-    name = str(config["NAME"])
+    name = name or str(config["NAME"])
     if connection.vendor == "sqlite":
         return f"sqlite:///{name}"
     scheme = {"postgresql": "postgres", "mysql": "mysql"}[connection.vendor]
@@ -105,10 +108,13 @@ def processors(
 
 def shown_on_a_terminal(argv: Sequence[str], **variables: str) -> tuple[int, str]:
     """Run a program on a terminal of its own; return the exit code and what it showed."""
+    return on_a_terminal(argv, CHECKOUT, environment(**{"TERM": "xterm-256color", **variables}))
+
+
+def on_a_terminal(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> tuple[int, str]:
     ours, theirs = pty.openpty()
-    env = environment(**{"TERM": "xterm-256color", **variables})
     with subprocess.Popen(
-        argv, env=env, cwd=CHECKOUT, stdin=theirs, stdout=theirs, stderr=theirs
+        argv, env=env, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:
         os.close(theirs)
         shown = b""

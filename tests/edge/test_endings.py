@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_after_its_report_has_no_successor(
         1, lambda _: partial(works.report_and_stop, tmp_path), stop=Stop(), tell=tell, limit=0.1
     ).run()
     (death,) = deaths
-    assert death.trouble.sentence.startswith("killed by the supervisor: it has not moved")
+    assert death.trouble.sentence.startswith("killed: it has not moved")
     assert death.wait is None
     assert outcomes.in_order() == [Report(name="hanging.report", processed=3)]
 

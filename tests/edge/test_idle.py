@@ -13,7 +13,6 @@ from django.db import close_old_connections, connection
 
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
-from dcl_processor.watch import notify
 from dcl_processor.watch import watch as watch_module
 from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Plan, Watch
@@ -98,7 +97,6 @@ def test_between_two_looks_it_sleeps(monkeypatch: pytest.MonkeyPatch, listen: bo
             stop.set()
         return []
 
-    monkeypatch.setattr(notify, "BURST", 0.0)  # it looks again after that
     monkeypatch.setattr(watch_module, "connection", SimpleNamespace(wait=wait))
     with runs() as made:
         Watch([deliver], Plan(interval=600, listen=listen), stop, lambda *_: None).run()

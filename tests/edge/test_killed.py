@@ -23,11 +23,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.hanging.settings"}
 DELIVER = "hanging.deliver"
 LATE = (
-    r"killed by the supervisor: row {} did not leave its handler within 1 s after "
+    r"killed: row {} did not leave its handler within 1 s after "
     r"handler_timeout=2 \(since [\d:]+ UTC\); its committed work stays, but is not counted"
 )
 SILENT = (
-    r"killed by the supervisor: it has not moved for [\d.]+ s, (last seen at row {} since [\d:]+ "
+    r"killed: it has not moved for [\d.]+ s, (last seen at row {} since [\d:]+ "
     r"UTC, )?handler_timeout=2; its committed work stays, but is not counted"
 )
 #: What the successor finds.

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
-from django.db import connection, connections
-from django.test.utils import CaptureQueriesContext
+from django.db import connection
 
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.signals import run_finished
 from dcl_processor.watch import notify
 from dcl_processor.watch.notify import Listener
-from dcl_processor.watch.watch import Plan, Watch
 from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
-from tests.waiting import join, take, until
+from tests.waiting import until
 from tests.warehouse.processors import deliver, weigh
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,7 +47,6 @@ def watcher(installed: None) -> Iterator[Watcher]:
 
 def wake_for_a_row() -> None:
     """Wait until a row has been handled that only a notification tells of."""
-    notify._notified.clear()
     parcels("")
     deliver.wake()
     wait_until_sent()
@@ -76,44 +68,6 @@ def test_wake_starts_the_handler_at_once(watcher: Watcher) -> None:
         wake_for_a_row()
 
 
-def test_what_a_burst_leaves_out_is_found_after_it(
-    installed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The look that a wake() was for is over, and the next row's wake() notifies no listener."""
-    monkeypatch.setattr(notify, "BURST", 1.0)
-    notify._notified.clear()
-    stop, looked = Stop(), SimpleQueue[None]()
-    watch = Watch([deliver], Plan(interval=600, listen=True), stop, lambda name, news: None)
-
-    def note(**_: object) -> None:
-        looked.put(None)
-
-    def run() -> None:
-        watch.run()
-        connections.close_all()
-
-    run_finished.connect(note)
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        # A new listener looks at once, and again after a burst that it may have met.
-        for _ in range(2):
-            take(looked, "a look")
-        began = time.monotonic()
-        deliver.wake()
-        take(looked, "a look")
-        with CaptureQueriesContext(connection) as queries:
-            parcels("")
-            deliver.wake()
-        if time.monotonic() - began < notify.BURST:
-            assert not any("pg_notify" in query["sql"] for query in queries)
-        wait_until_sent()
-    finally:
-        stop.set()
-        join(thread)
-        run_finished.disconnect(note)
-
-
 def test_a_burst_makes_one_run(installed: None) -> None:
     with closing(Listener("default", {notify.channel(deliver.name): "deliver"})) as listener:
         assert listener.poll() == {"deliver"}  # a new one knows nothing of what was before
@@ -132,7 +86,6 @@ def test_only_who_is_meant_is_woken(installed: None) -> None:
     names = {notify.channel(each.name): each.name for each in (deliver, weigh)}
     with closing(Listener("default", names)) as listener:
         listener.poll()
-        notify._notified.clear()
         weigh.wake()
         until(lambda: listener.poll() == {weigh.name}, "the notification")
 

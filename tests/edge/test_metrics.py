@@ -32,9 +32,6 @@ from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile
 from dcl_processor.management import metering
 from dcl_processor.metrics import Distribution, Tally, sent
-from dcl_processor.processes import pool
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.signals import workers_counted
 from tests.edge.manage import CHECKOUT, Install, Manage, processors, python, started
 from tests.edge.watchers import parcels
 from tests.models import Parcel
@@ -276,26 +273,6 @@ def test_an_address_may_come_before_the_port() -> None:
     assert metering.address("9102") == ("127.0.0.1", 9102)
     assert metering.address("0.0.0.0:9102") == ("0.0.0.0", 9102)  # noqa: S104  # not bound
     assert metering.address("[::]:9102") == ("::", 9102)
-
-
-# --- the signal of the parent
-
-
-def test_the_parent_gets_the_counts_of_its_workers(installed: None) -> None:
-    parcels(*[""] * 6)
-    received: list[dict[str, Any]] = []
-
-    def receive(**sent: Any) -> None:
-        received.append(sent)
-
-    workers_counted.connect(receive)
-    try:
-        report, _ = pool.run(deliver, workers=2, stop=Stop())
-    finally:
-        workers_counted.disconnect(receive)
-    assert report.processed == 6
-    assert sum(each["counts"]["processed"] for each in received) == 6
-    assert {each["processor"].name for each in received} == {"warehouse.deliver"}
 
 
 @pytest.mark.parametrize("is_share", [True, False])

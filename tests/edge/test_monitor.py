@@ -21,9 +21,8 @@ from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.processes import monitor as judging
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.messages import Inbox, Outbox
-from dcl_processor.processes.monitor import FIRST_WARNING, Lateness, Monitor, OwnTime
-from dcl_processor.processes.news import LONGEST, MOST_ROWS, AtWork, Beat
+from dcl_processor.processes.monitor import WARNED_AFTER, Life, Monitor, OwnTime
+from dcl_processor.processes.news import LONGEST, MOST_ROWS, AtWork, Beat, Inbox, Outbox
 from tests.waiting import until, wait
 
 MINUTE = 60.0
@@ -67,28 +66,16 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
 
 
-def test_a_long_call_is_warned_of_each_time_it_has_taken_twice_as_long(
+def test_a_long_call_is_warned_of_once(
     monitor: Monitor, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warned: list[int] = []
-    for minute in range(46):
+    monitor.look(call.since + WARNED_AFTER - 1)
+    assert warnings(caplog) == []
+    for minute in range(5, 46):
         monitor.look(call.since + minute * MINUTE + 0.001)
-        if warnings(caplog):
-            warned.append(minute)
-            (line,) = warnings(caplog)
-            assert f"shop.send: process {os.getpid()}: row 17 is still in its handler" in line
-            assert f"after {minute} min (since " in line
-            caplog.clear()
-    assert warned == [5, 10, 20, 40]
-    assert FIRST_WARNING == 5 * MINUTE
-
-
-def test_a_call_that_was_not_looked_at_for_long_is_warned_of_once(
-    monitor: Monitor, call: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    monitor.look(call.since + 45 * MINUTE)
-    monitor.look(call.since + 46 * MINUTE)
-    assert len(warnings(caplog)) == 1
+    (line,) = warnings(caplog)
+    assert f"shop.send: process {os.getpid()}: row 17 is still in its handler" in line
+    assert "after 5 min (since " in line
 
 
 def test_a_beat_has_the_oldest_call_that_is_late(
@@ -213,7 +200,7 @@ def test_the_handler_that_blocks_the_event_loop_is_blamed(
         monitor.look(time.monotonic() + 2 * MINUTE)
         (beat,) = beats
         assert beat.call is not None
-        assert (beat.call.keys, beat.call.is_late(beat.at)) == ((how,), True)
+        assert beat.call.keys == (how,)
 
 
 def test_a_handler_that_blocks_the_event_loop_has_its_own_limit(
@@ -226,10 +213,9 @@ def test_a_handler_that_blocks_the_event_loop_has_its_own_limit(
         found[0].since -= MINUTE / 2
         on.start("blocks")
         wait(on.blocked)
-        monitor.look(time.monotonic() + 3 / 4 * MINUTE)
-        (beat,) = beats
-        assert beat.call is not None
-        assert (beat.call.keys, beat.call.is_late(beat.at)) == (("blocks",), False)
+        look_on(monitor, time.monotonic() + 3 / 4 * MINUTE, time.monotonic() + MINUTE - 1)
+        assert [beat.call.keys for beat in beats if beat.call] == [("blocks",)] * len(beats)
+        assert not any(beat.is_overdue for beat in beats)
 
 
 def test_a_handler_that_was_cancelled_and_goes_on_is_blamed_itself(
@@ -274,90 +260,101 @@ def test_the_parent_does_not_wait_for_the_rest_of_a_message(ends: tuple[Outbox, 
         inbox.take()
 
 
+# --- what ends with its process: a call that does not end
+
+
+@pytest.fixture
+def killed() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+def killing(beats: list[Beat], killed: list[bool]) -> Monitor:
+    return Monitor(beats.append, kill=lambda: killed.append(True))
+
+
+def look_on(monitor: Monitor, first: float, last: float) -> None:
+    """Look in each second from the first to the last."""
+    for second in range(int(last - first) + 1):
+        monitor.look(first + second)
+
+
+def test_a_late_call_has_its_grace_before_its_process_is_killed(
+    killing: Monitor, beats: list[Beat], killed: list[bool], limited: Call
+) -> None:
+    look_on(killing, limited.since + 1, limited.since + MINUTE + 11)
+    assert killed == []
+    assert not any(beat.is_overdue for beat in beats)
+    killing.look(limited.since + MINUTE + 12)
+    assert killed == [True]
+    assert beats[-1].is_overdue
+
+
+def test_a_call_that_follows_a_late_one_has_its_own_grace(
+    killing: Monitor, killed: list[bool], limited: Call
+) -> None:
+    """As of a process that was stopped in between."""
+    look_on(killing, limited.since + MINUTE + 1, limited.since + MINUTE + 9)
+    calls.end(limited)
+    following = begun((1,), MINUTE)
+    try:
+        look_on(killing, following.since + MINUTE + 1, following.since + MINUTE + 11)
+        assert killed == []
+        killing.look(following.since + MINUTE + 12)
+        assert killed == [True]
+    finally:
+        calls.end(following)
+
+
+def test_a_pause_of_the_machine_does_not_shorten_the_grace(
+    killing: Monitor, killed: list[bool], limited: Call
+) -> None:
+    killing.look(limited.since + MINUTE + 1)
+    killing.look(limited.since + 60 * MINUTE)
+    assert killed == []
+
+
+def test_a_call_that_has_ended_while_its_beat_waited_is_not_killed(
+    killed: list[bool], limited: Call
+) -> None:
+    """Its parent was stopped, and the pipe was full."""
+
+    def send(beat: Beat) -> None:
+        if beat.is_overdue:
+            calls.end(limited)
+
+    monitor = Monitor(send, kill=lambda: killed.append(True))
+    look_on(monitor, limited.since + MINUTE + 1, limited.since + MINUTE + 12)
+    assert (killed, calls.under_way()) == ([], [])
+
+
 # --- the parent's judgement
 
 
-def beat(at: float, *, since: float = 0.0, limit: float | None = MINUTE) -> Beat:
-    return Beat(at, AtWork("shop.send", ("17",), 1, since, limit))
-
-
-def fault(lateness: Lateness, now: float, at: float | None = None) -> str | None:
-    """Judge; ``at``: the monotonic clock, if it differs from the parent's own."""
-    return lateness.fault(now, now if at is None else at)
-
-
-def test_a_late_call_has_its_grace_before_its_worker_is_killed() -> None:
-    judged = Lateness(MINUTE, 0)
-    for second in range(1, 70):
-        judged.hear(second, beat(second))
-        assert fault(judged, second) is None
-        assert judged.is_alive(second)
-    judged.hear(72, beat(72))
-    assert "row 17 did not leave its handler within 10 s" in (fault(judged, 72) or "")
-    assert not judged.is_alive(72)
-
-
-def test_a_call_that_follows_a_late_one_has_its_own_grace() -> None:
-    """Both were late when their beats came, as of a worker that was stopped in between."""
-    judged = Lateness(MINUTE, 0)
-    judged.hear(62, beat(62))
-    judged.hear(70, beat(170, since=100))
-    judged.hear(75, beat(175, since=100))
-    assert fault(judged, 75, 175) is None
-    judged.hear(81, beat(181, since=100))
-    assert fault(judged, 81, 181) is not None
-
-
-def test_no_worker_is_killed_for_what_an_old_beat_says() -> None:
-    """The row may have ended since: later beats are on their way, or could not be sent."""
-    judged = Lateness(MINUTE, 0)
-    for second in range(61, 73):
-        judged.hear(second, beat(second))
-    assert fault(judged, 72 + judging.FRESH) is not None
-    assert fault(judged, 72.1 + judging.FRESH) is None
-    # Nor for one that has come late: the supervisor was stopped while it was in the pipe.
-    judged.hear(80, beat(73))
-    assert fault(judged, 80) is None
-    judged.hear(81, beat(81))
-    assert fault(judged, 81) is not None
-
-
-def test_beats_that_have_come_late_do_not_shorten_the_grace() -> None:
-    """The first one came at once, and the second one was made just before the grace was over."""
-    judged = Lateness(MINUTE, 0)
-    judged.hear(60.5, beat(60.5))
-    judged.hear(71, beat(69.5))
-    assert fault(judged, 71) is None
-
-
 def test_a_worker_that_does_not_move_is_killed_if_each_processor_has_a_limit() -> None:
-    judged, unlimited = Lateness(MINUTE, 0), Lateness(None, 0)
+    judged, unlimited = Life(MINUTE, 0), Life(None, 0)
     for each in (judged, unlimited):
-        each.hear(1, beat(1))
-        assert each.is_alive(11)
-        assert not each.is_alive(12)
-        assert fault(each, 70) is None
-    assert "it has not moved for 71 s" in (fault(judged, 72) or "")
-    assert fault(unlimited, 10_000) is None
+        each.hear(1, Beat(AtWork("shop.send", ("17",), 1, 0.0, MINUTE)))
+        assert not each.is_silent(11)
+        assert each.is_silent(12)
+        assert each.fault(70) is None
+    assert "it has not moved for 71 s, last seen at row 17" in (judged.fault(72) or "")
+    assert unlimited.fault(10_000) is None
 
 
 def test_a_short_limit_does_not_kill_what_is_only_slow() -> None:
-    judged = Lateness(0.1, 0)
-    judged.hear(1, Beat(1, None))
-    assert fault(judged, 1 + judging.KILLED_SILENT) is None
-    assert fault(judged, 1.1 + judging.KILLED_SILENT) is not None
-    loading = Lateness(0.1, 0)
-    assert fault(loading, judging.LOADED_WITHIN) is None
-    assert loading.is_alive(judging.LOADED_WITHIN)
-    assert fault(loading, judging.LOADED_WITHIN + 1) is not None
+    judged = Life(0.1, 0)
+    judged.hear(1, Beat(None))
+    assert judged.fault(1 + judging.KILLED_SILENT) is None
+    assert judged.fault(1.1 + judging.KILLED_SILENT) is not None
+    loading = Life(0.1, 0)
+    assert loading.fault(judging.LOADED_WITHIN) is None
+    assert not loading.is_silent(judging.LOADED_WITHIN)
+    assert loading.fault(judging.LOADED_WITHIN + 1) is not None
 
 
-def test_time_in_which_the_parent_did_not_run_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("dcl_processor.processes.monitor.time.monotonic", lambda: now)
-    own = OwnTime()
+def test_time_in_which_a_process_did_not_run_does_not_count() -> None:
+    own, now = OwnTime(), time.monotonic()
     for step, seconds in ((0.2, 0.2), (1.0, 1.2), (3_600.0, 3.2)):
         now += step
-        assert own.pass_() == pytest.approx(seconds)
+        assert own.pass_(now) == pytest.approx(seconds, abs=0.1)

@@ -1,4 +1,4 @@
-"""wake(): one NOTIFY for a burst, after the commit, and never one for each row."""
+"""wake(): one NOTIFY for a transaction, after its commit, and never one for each row."""
 
 from __future__ import annotations
 
@@ -45,11 +45,6 @@ send = processor("depot.send")
 weigh = processor("depot.weigh")
 
 
-@pytest.fixture(autouse=True)
-def _nobody_notified_before() -> None:
-    notify._notified.clear()
-
-
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     """Listen; return what takes the channels of the notifications that have come in since."""
@@ -69,10 +64,7 @@ def heard() -> Iterator[Heard]:
     listener.close()
 
 
-def test_inside_a_transaction_it_notifies_once_after_the_commit(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notify, "BURST", 60.0)
+def test_inside_a_transaction_it_notifies_once_after_the_commit(heard: Heard) -> None:
     with transaction.atomic():
         for _ in range(100):
             send.wake()
@@ -109,21 +101,6 @@ def test_a_savepoint_that_is_rolled_back_takes_back_only_its_own(heard: Heard) -
     assert heard() == ["dcl_processor.depot.send"]
 
 
-def test_a_burst_in_autocommit_notifies_at_its_beginning_alone(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Watchers look again when it must be over."""
-    monkeypatch.setattr(notify, "BURST", 60.0)
-    for _ in range(100):
-        send.wake()
-    weigh.wake()  # a burst of its own
-    assert heard() == ["dcl_processor.depot.send", "dcl_processor.depot.weigh"]
-    for each in notify._notified:
-        notify._notified[each] -= 60
-    send.wake()
-    assert heard() == ["dcl_processor.depot.send"]
-
-
 def test_a_notify_that_fails_is_logged_and_fails_nobody(
     heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,7 +110,7 @@ def test_a_notify_that_fails_is_logged_and_fails_nobody(
     assert "the watchers on 'dcl_processor.depot.send' were not notified: " in caplog.text
     assert heard() == []
     connection.close()
-    send.wake()  # the one that failed was none
+    send.wake()
     assert heard() == ["dcl_processor.depot.send"]
 
 

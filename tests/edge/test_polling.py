@@ -12,8 +12,6 @@ from dcl_processor.watch import polling
 from dcl_processor.watch.polling import LONGEST_BACKOFF, Pace, did_something
 from tests.models import Parcel
 
-BURST = 0.01
-
 
 @dataclass
 class Clock:
@@ -40,9 +38,8 @@ def pace(*, rows_wait: bool = False, repeats: bool = False) -> Pace:
 
 def after(pace: Pace, **counts: Any) -> float:
     """Return the seconds from the end of such a run until the next."""
-    started = CLOCK.now
-    pace.ran(Report(name="p", **counts), started)
-    return pace.due - started
+    pace.ran(Report(name="p", **counts))
+    return pace.due - CLOCK.now
 
 
 def test_idle_waits_are_the_interval_and_part_of_each_is_random() -> None:
@@ -98,26 +95,18 @@ def test_rows_that_stay_pending_are_not_handled_in_a_circle(stopped: str) -> Non
     assert after(pace(repeats=True), processed=3, stopped=stopped) >= 3.75
 
 
-def test_a_wake_up_ends_the_wait_and_looks_again_after_the_burst(clock: Clock) -> None:
+def test_a_wake_up_ends_the_wait(clock: Clock) -> None:
     woken = pace()
     after(woken)
-    woken.wake(BURST)
+    woken.wake()
     assert woken.due == clock.now
-    assert after(woken) == pytest.approx(BURST)
-    clock.now += BURST
     assert after(woken) >= 3.75
-
-
-def test_the_look_after_a_burst_is_the_one_after_work() -> None:
-    woken = pace()
-    woken.wake(60)
-    assert after(woken, processed=1) == 60
 
 
 def test_wake_ups_do_not_try_failing_rows_in_a_hot_loop(clock: Clock) -> None:
     woken = pace()
     after(woken, processed=1, failed=1)
-    woken.wake(BURST)
+    woken.wake()
     assert woken.due - clock.now == 1
 
 
@@ -126,7 +115,7 @@ def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> 
     waits = [broken.broke() for _ in range(12)]
     assert 0.5 <= waits[0] <= 1
     assert all(LONGEST_BACKOFF / 2 <= wait <= LONGEST_BACKOFF for wait in waits[-5:])
-    broken.wake(BURST)  # of no use
+    broken.wake()  # of no use
     assert broken.due - clock.now == pytest.approx(waits[-1])
     after(broken)
     assert broken.broke() <= 1

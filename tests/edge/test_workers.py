@@ -30,9 +30,8 @@ from dcl_processor import Report
 from dcl_processor.diagnosis import ErrorInWorker, Trouble
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.processes import pool, results
-from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
-from dcl_processor.processes.messages import portable
-from dcl_processor.processes.news import Died
+from dcl_processor.processes.graceful_stop import Stop, polite_stop
+from dcl_processor.processes.news import Died, portable
 from dcl_processor.processes.results import Outcomes, merge
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.report import Failure
@@ -413,12 +412,6 @@ def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, workers: in
     assert min(numbers) > 0 or limit == 0
 
 
-def test_an_error_travels_without_its_class() -> None:
-    error = ErrorInWorker("ValueError: x", "ValueError('x')")
-    worker = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
-    assert (str(worker), repr(worker)) == ("ValueError: x", "ValueError('x')")
-
-
 def test_an_error_that_cannot_say_what_it_is_travels_too() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
@@ -442,14 +435,6 @@ def test_a_signal_ignored_by_whoever_started_us_stays_ignored(interrupts: None) 
         signal.raise_signal(signal.SIGTERM)
         assert stop.is_set()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def test_the_second_signal_is_raised_where_the_run_is(interrupts: None) -> None:
-    with polite_stop() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.wait()
-        with pytest.raises(StoppedAtOnce, match="SIGINT"):
-            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_wait_ends_when_a_signal_comes_in_the_middle_of_it() -> None:

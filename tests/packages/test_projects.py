@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.reader import empty_database, url_of
+from tests.docs.reader import empty_database
+from tests.edge.manage import database_url
 from tests.environments import CHECKOUT
 from tests.waiting import PATIENCE
 
@@ -122,7 +123,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return manage
 
     with empty_database("packages") as name:
-        environment["DATABASE_URL"] = url_of(name)
+        environment["DATABASE_URL"] = database_url(name)
         yield start
 
 

@@ -15,6 +15,7 @@ from dcl_processor.locking.slots import Slot
 from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
+from tests.edge.manage import other
 from tests.models import Errand
 from tests.servers.pgbouncer import is_installed, pgbouncer
 from tests.waiting import PATIENCE
@@ -28,28 +29,15 @@ MODES = ["session", "transaction"]
 AT_LEAST_ONCE = Delivery.AT_LEAST_ONCE
 
 
-@contextmanager
-def other(**changes: Any) -> Iterator[str]:
-    """Have the second alias connect in another way."""
-    before = connections["other"].settings_dict
-    connections["other"].close()
-    connections["other"].settings_dict = {**before, **changes}
-    try:
-        yield "other"
-    finally:
-        connections["other"].close()
-        connections["other"].settings_dict = before
-
-
 @pytest.fixture(params=MODES)
 def pooled(request: pytest.FixtureRequest) -> Iterator[str]:
     """Give the alias of a database that is reached through PgBouncer."""
     direct = connections["default"].settings_dict
     with (
         pgbouncer(direct, mode=request.param, default_pool_size=2) as settings,
-        other(HOST=settings["HOST"], PORT=settings["PORT"]) as name,
+        other(HOST=settings["HOST"], PORT=settings["PORT"]),
     ):
-        yield name
+        yield "other"
 
 
 def processors() -> Iterator[BatchProcessor[Errand]]:
@@ -103,12 +91,12 @@ def test_a_waiting_worker_keeps_no_server_connection() -> None:
         pgbouncer(
             direct, mode="transaction", default_pool_size=2, query_wait_timeout=int(PATIENCE)
         ) as settings,
-        other(HOST=settings["HOST"], PORT=settings["PORT"]) as pooled,
+        other(HOST=settings["HOST"], PORT=settings["PORT"]),
     ):
-        slots = [Slot(pooled, "shop.capped", 1) for _ in range(5)]
+        slots = [Slot("other", "shop.capped", 1) for _ in range(5)]
         try:
             assert [slot.take() for slot in slots] == [True, False, False, False, False]
-            with connections[pooled].cursor() as cursor:
+            with connections["other"].cursor() as cursor:
                 cursor.execute("SELECT 1")
                 assert cursor.fetchone() == (1,)
         finally:
@@ -120,8 +108,8 @@ def test_the_options_of_a_connection_are_refused(pooled: str) -> None:
     """Therefore keepalives are set for the role, and in PgBouncer's own configuration."""
     options = {"options": "-c tcp_keepalives_idle=30"}
     refused = pytest.raises(OperationalError, match="unsupported startup parameter: options")
-    with other(**{**connections[pooled].settings_dict, "OPTIONS": options}) as name, refused:
-        connections[name].ensure_connection()
+    with other(OPTIONS=options), refused:
+        connections[pooled].ensure_connection()
 
 
 @contextmanager

@@ -37,20 +37,6 @@ def parsed(text: str) -> ConfigParser:
     return parser
 
 
-def test_the_page_has_a_timer_with_its_service_and_a_worker() -> None:
-    assert set(units()) == {
-        "shop-processors.service",
-        "shop-processors.timer",
-        "shop-worker.service",
-    }
-    once, timer, worker = (parsed(text) for text in units().values())
-    assert once["Service"]["Type"] == "oneshot"
-    assert timer["Install"]["WantedBy"] == "timers.target"
-    assert worker["Service"]["KillSignal"] == "SIGTERM"
-    assert worker["Service"]["Restart"] == "always"
-    assert float(worker["Service"]["TimeoutStopSec"]) > 0
-
-
 @pytest.mark.parametrize("name", ["shop-processors.service", "shop-worker.service"])
 def test_what_they_start_is_a_command_that_can_be_read(name: str) -> None:
     from dcl_processor.management.commands.processors import Command
@@ -81,7 +67,7 @@ def test_the_probes_of_the_pod_read_the_file_that_its_command_writes() -> None:
 def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
     verifier = shutil.which("systemd-analyze")
     if verifier is None:
-        return  # the two above have read them
+        return  # the test above has read them
     for name, text in units().items():
         # The command has to be there, and the user need not.
         here = text.replace(PYTHON, f'"{sys.executable}"').replace("User=shop\n", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -12,15 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 from django.core.management import call_command
 from django.test import override_settings
-from environ import Env
-from psycopg import sql
 
 from dcl_processor import Lease
 from sample_app.embedded import database_url
@@ -32,6 +26,7 @@ from sample_app.shop.demo.workers import MANAGE_PY
 from sample_app.shop.orders_csv import COLUMNS
 from sample_app.shop.packing import pack_orders
 from sample_app.shop.processors import capture_payments, push_to_warehouse
+from tests.servers.scratch import connect, scratch
 from tests.waiting import PATIENCE
 
 ORDERS, SHIPPED = 830, 809
@@ -138,14 +133,10 @@ def mailbox() -> Iterator[Mailbox]:
 @pytest.fixture
 def empty_database() -> Iterator[str]:
     """Give the URL of an empty PostgreSQL database, and drop it in the end."""
-    name = f"demo_{secrets.token_hex(4)}"
     given = os.environ.get("DATABASE_URL", "")
-    server = urlsplit(given if given.startswith("postgres") else database_url("postgres"))
-    url = server._replace(path=f"{server.path.rpartition('/')[0]}/{name}").geturl()
-    with connect(server.geturl()) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    server = given if given.startswith("postgres") else database_url("postgres")
+    with scratch(server, "demo") as url:
         yield url
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture
@@ -196,15 +187,3 @@ def look_at_orders(empty_database: str) -> LookAtOrders:
         return {number: (shipped, sent) for number, shipped, sent in rows}
 
     return look
-
-
-def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
-    config = Env.db_url_config(url)
-    return psycopg.connect(
-        host=config["HOST"],
-        port=config["PORT"] or None,
-        user=config["USER"],
-        password=config["PASSWORD"] or None,
-        dbname=config["NAME"],
-        autocommit=True,
-    )

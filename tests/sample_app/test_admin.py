@@ -12,19 +12,10 @@ from django.core.mail.backends.smtp import EmailBackend
 from django.core.management import call_command
 from django.test import Client, override_settings
 from environ import Env
-from pytest_django import DjangoAssertNumQueries
 
 from sample_app.mail_settings import mail_settings
 from sample_app.shop.models import Customer, Order, OrderLine
-from tests.sample_app.conftest import (
-    ORDERS,
-    SHIPPED,
-    LookAtOrders,
-    Start,
-    WriteOrders,
-    ended,
-    order_line,
-)
+from tests.sample_app.conftest import ORDERS, SHIPPED, Start, WriteOrders, ended, order_line
 
 pytestmark = pytest.mark.django_db
 
@@ -47,15 +38,6 @@ def test_pages_show_the_orders(admin_client: Client, order_file: Path) -> None:
     assert "1 result" in found
     assert order.customer.company in found
     assert all(line.product in page for line in order.lines.all())
-
-
-def test_the_order_list_costs_the_same_however_many_orders(
-    admin_client: Client, order_file: Path, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    call_command("load_orders", str(order_file))
-
-    with django_assert_max_num_queries(12):
-        admin_client.get("/admin/shop/order/")
 
 
 # --- manage.py load_orders: the good lines get in, however bad the others are
@@ -135,26 +117,6 @@ def test_a_line_that_the_database_refuses_costs_no_other(write_orders: WriteOrde
 
 
 # --- the shop's commands as a user starts them: processes of their own, on a database of their own
-
-
-def test_two_loaders_of_the_same_file_share_its_orders(
-    start: Start, write_orders: WriteOrders, look_at_orders: LookAtOrders
-) -> None:
-    path = write_orders(
-        *(order_line(number, customer_id=f"C{number % 50}") for number in range(1, 3001))
-    )
-    assert ended(start("migrate", "-v0"))[0] == 0
-
-    loaders = [start("load_orders", path) for _ in range(2)]
-    results = [ended(loader) for loader in loaders]
-
-    assert [(code, errors) for code, _, errors in results] == [(0, ""), (0, "")]
-    counts = [
-        tuple(int(word.replace(",", "")) for word in output.split() if word[0].isdigit())
-        for _, output, _ in results
-    ]
-    assert tuple(map(sum, zip(*counts, strict=True))) == (3000, 3000, 0)
-    assert look_at_orders().keys() == set(range(1, 3001))
 
 
 @pytest.mark.parametrize(

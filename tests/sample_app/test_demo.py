@@ -11,7 +11,8 @@ import pytest
 
 from sample_app.shop.demo.invented_orders import FIRST_NUMBER
 from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
-from tests.sample_app.conftest import ORDERS, SHIPPED, LookAtOrders, Start, connect, ended
+from tests.sample_app.conftest import ORDERS, SHIPPED, LookAtOrders, Start, ended
+from tests.servers.scratch import connect
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(9 * PATIENCE)

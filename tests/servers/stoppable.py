@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own, which may be stopped in any way: what it commits is on the disk."""
+"""A PostgreSQL of its own, which may be stopped in any way, and started again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psycopg
 from sample_app import embedded, supervisor
 from tests.waiting import PATIENCE, until
 
-NAME = "chaos"
+NAME = "own"
 USER = "postgres"
 FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # what pg_ctl sends
 
@@ -46,8 +46,9 @@ class Server:
             "OPTIONS": {"connect_timeout": 5},
         }
 
-    def start(self) -> None:
-        embedded.database_url(NAME, home=self.home)
+    def start(self) -> str:
+        """Start it, unless it runs; return the URL."""
+        return embedded.database_url(NAME, home=self.home)
 
     def stop(self, how: signal.Signals) -> None:
         pid = int((self.folder / "postmaster.pid").read_text().split("\n", 1)[0])
@@ -55,7 +56,7 @@ class Server:
         until(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
-        """Open a session of the monkey's or the audit's own."""
+        """Open a session of the test's own."""
         return psycopg.connect(
             host=str(self.folder),
             port=supervisor.PORT,
@@ -83,8 +84,6 @@ class Server:
 @contextmanager
 def started() -> Iterator[Server]:
     """Start a server in a short folder that its user may enter when root runs this."""
-    # Without it, an immediate stop would be no blow at all.
-    os.environ[supervisor.FSYNC] = "on"
     with tempfile.TemporaryDirectory(prefix="dcl") as name:
         folder = Path(name)
         folder.chmod(0o711)
