@@ -23,7 +23,7 @@ from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.writing import group
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
+from tests.models import Depot, Errand, Parcel, Sample
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,27 +204,6 @@ def test_threads_share_no_statement() -> None:
     row.refresh_from_db()
     assert row.note == "there"
     assert len(kept(question)) == 1
-
-
-def test_a_parents_column_is_written_the_ordinary_way() -> None:
-    for model in (Truck, Trailer):
-        question, row = question_of(model), model._default_manager.create()
-        for plate in ("A 1", "B 2"):
-            write(question, row, plate=plate, inspected=True)
-            assert (row.plate, row.inspected) == (plate, True)
-        assert list(kept(question).values()) == [None]
-    truck = Truck.objects.create()
-    write(question_of(Truck), truck, weighed=True, plate="C 3")
-    assert (truck.weighed, truck.plate) == (True, "C 3")
-
-
-def test_a_composite_key_is_written_the_ordinary_way() -> None:
-    rows = [Seat.objects.create(row=1, number=number) for number in (1, 2)]
-    question = question_of(Seat)
-    write(question, rows[0], sent=True)
-    rows[1].refresh_from_db()
-    assert (rows[0].sent, rows[1].sent) == (True, False)
-    assert list(kept(question).values()) == [None]
 
 
 class Scrambled(models.CharField):  # type: ignore[type-arg]  # no generic at run time

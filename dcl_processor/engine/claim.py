@@ -21,10 +21,9 @@ from dcl_processor.database.connection import has_id
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.isolation import refuse_without_transactions
 from dcl_processor.locking.row_locks import database_lock, parts_of, rows_with
-from dcl_processor.locking.wanted import Wanted
 
 from .session import Session
-from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement
+from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement, Wanted
 
 #: Returns the queryset for rows that are named by their keys.
 Ask = Callable[[RowFilter], QuerySet[Any, Any]]

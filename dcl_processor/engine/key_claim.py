@@ -26,13 +26,12 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.locking.key_lock import lock_numbers, lock_related
 from dcl_processor.locking.row_locks import database_lock, lock_free, written_parts
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.values import resolve
 
 from .claim import Read, claim, read_of
 from .marks import column
 from .session import Session
-from .settlement import Claimed, Held, Missed, Settlement, Statement
+from .settlement import Claimed, Held, Missed, Settlement, Statement, Wanted
 
 #: Claims wanted rows in the transaction that has their keys locked.
 ClaimRows = Callable[[Session, Question[Any], Wanted], Claimed]

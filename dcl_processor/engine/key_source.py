@@ -19,10 +19,9 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.execution.handler import Handled, Outcome
 from dcl_processor.locking.key_lock import refuse_collation
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.runner.counters import MOST_KEYS
 
-from .settlement import Batch, Claimed, Missed
+from .settlement import Batch, Claimed, Missed, Wanted
 from .source import Source, Step
 from .turns import MOST_KEPT, Share, Turn, Turns
 

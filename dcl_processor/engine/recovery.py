@@ -30,7 +30,6 @@ from dcl_processor.exceptions import (
 )
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.masking import described
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.rehearsal import RowRefused
@@ -38,7 +37,7 @@ from dcl_processor.settlement.rehearsal import RowRefused
 from . import flips, settling, work
 from .claim import claim, statements
 from .key_claim import take_turn
-from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement, Statement
+from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement, Statement, Wanted
 
 if TYPE_CHECKING:
     from .lane import Lane

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
-from dcl_processor.locking.wanted import Wanted, spare
 
-from .settlement import Batch, Missed
+from .settlement import Batch, Missed, Wanted, spare
 
 if TYPE_CHECKING:
     from .run import Run
