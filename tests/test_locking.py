@@ -117,22 +117,6 @@ def test_one_instance_is_made_and_it_is_the_handlers() -> None:
         made.clear()
 
 
-def test_a_row_that_a_join_gives_many_times_is_read_once() -> None:
-    row = Parcel.objects.create()
-    Scan.objects.bulk_create([Scan(parcel=row) for _ in range(50)])
-    made: list[Model] = []
-
-    def note(instance: Model, **kwargs: Any) -> None:
-        made.append(instance)
-
-    post_init.connect(note, sender=Parcel)
-    try:
-        assert claimed(Parcel.objects.filter(scans__ok=True), row.pk) == row
-    finally:
-        post_init.disconnect(note, sender=Parcel)
-    assert len(made) == 1
-
-
 def test_a_question_with_several_answers_for_one_row_is_refused() -> None:
     row = Parcel.objects.create()
     asked = Parcel.objects.annotate(scan=F("scans__ok")).filter(sent=False)

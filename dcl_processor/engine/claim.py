@@ -237,13 +237,7 @@ def lock_clause(connection: Any, query: Any, own: str) -> str:
 
 def _asking(question: Question[Any], pks: Sequence[Any]) -> Read:
     """Return the read that asks the question again for rows that are locked."""
-    ask = partial(_asked, question, many=len(pks) > 1)
-    return read_of(question, ("ask", None), pks, ask)
-
-
-def _asked(question: Question[Any], rows: RowFilter, *, many: bool) -> QuerySet[Any, Any]:
-    # A to-many join returns a row once per match, and only its annotations can differ.
-    return question.narrowed(rows)[: None if many or _added(question) else 1]
+    return read_of(question, ("ask", None), pks, question.narrowed)
 
 
 def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> Read:
@@ -287,6 +281,7 @@ def _locked(
 
 
 def _by_key(question: Question[Any], rows: Iterable[Any]) -> dict[Any, Any]:
+    # A to-many join returns a row once per match, and only its annotations can differ.
     answers: dict[Any, Any] = {}
     for row in rows:
         first = answers.setdefault(row.pk, row)

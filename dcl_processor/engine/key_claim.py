@@ -216,12 +216,8 @@ def _turn_of(
             # Race: two of one key. A lapsed row that is not to be claimed any more counts.
             if _reap(question, key, [pk for pk in left if pk in look.late]):
                 return Missed.IN_USE
-    return Missed.NOT_FIRST if groups.in_order and not _is_first(pks[0], look) else pks
-
-
-def _is_first(pk: Any, look: _Look) -> bool:
-    """Return whether no unfinished row of its key comes before the row."""
-    return pk in look.heads
+    # In order, no unfinished row of the key comes before the one to claim.
+    return Missed.NOT_FIRST if groups.in_order and pks[0] not in look.heads else pks
 
 
 def moved_rows(question: Question[Any], wanted: Wanted, rows: Sequence[Held]) -> Collection[Any]:

@@ -35,7 +35,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, end_session
+from tests.contract.support.sessions import before_statement
 from tests.models import Errand, Parcel, Tag
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -173,16 +173,6 @@ def test_rows_of_a_batch_that_was_rolled_back_are_counted_once() -> None:
     report = grouped("transactional", ignore, done=flip, batch_size=100)()
     assert_run(report, processed=249, failed=1)
     assert not Errand.objects.filter(done=False).exclude(pk=rows[20].pk).exists()
-
-
-if connection.vendor == "postgresql":
-
-    def test_a_session_that_ends_at_the_look_at_the_collation_is_replaced() -> None:
-        rows_of(1)
-        ended = partial(end_session, connection)
-        with before_statement(lambda sql: "pg_collation" in sql, ended):
-            report = grouped("transactional", ignore, group_by="result")(using="default")
-        assert_run(report, processed=1)
 
 
 # --- what is known of rows that are in groups, and the index that serves their keys
