@@ -162,18 +162,6 @@ def test_i8_keys_that_were_tried_are_forgotten_behind_the_scan() -> None:
     assert most == scan.WINDOW
 
 
-def test_a_scan_among_others_shows_every_row_however_few_are_taken_of_a_window() -> None:
-    rows = parcels(40)
-    tried: set[Any] = set()
-    seen: list[Any] = []
-    among_others = by_key(tried)
-    for _, waiting in among_others:
-        seen.append(waiting.popleft())
-        tried.add(seen[-1])
-        among_others.scatter()
-    assert sorted(seen) == [row.pk for row in rows]
-
-
 def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
     parcels(8)
     among_others = by_key(set())

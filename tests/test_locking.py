@@ -15,10 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor.candidates.question import ask
 from dcl_processor.engine.claim import claim
 from dcl_processor.engine.session import Session
+from dcl_processor.engine.settlement import Wanted
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.locking.wanted import Wanted
 from tests.contract.support.messages import separately
-from tests.models import Caravan, Depot, Parcel, RoadTrain, Scan, Trailer, Truck, Vehicle, Visit
+from tests.models import Caravan, Depot, Parcel, RoadTrain, Scan, Trailer, Vehicle, Visit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -94,26 +94,6 @@ def test_a_row_that_is_joined_stays_free_for_others(rows: dict[str, Any]) -> Non
             others.update(name="written meanwhile")
 
 
-def test_a_parent_that_another_session_holds_makes_the_row_absent() -> None:
-    truck = Truck.objects.create()
-    with transaction.atomic(using="other"):
-        Vehicle.objects.using("other").filter(pk=truck.pk).update(plate="x")
-        assert claimed(Truck.objects.filter(inspected=False), truck.pk) == "absent"
-        assert isinstance(claimed(Truck.objects.filter(weighed=False), truck.pk), Truck)
-
-
-def test_gone_and_finished_rows_are_missed() -> None:
-    row = Parcel.objects.create(depot=Depot.objects.create())
-    truck = Truck.objects.create(inspected=True)
-    asked = Parcel.objects.filter(sent=False, depot__open=True)
-    assert claimed(asked, row.pk + 1) == "absent"
-    assert claimed(Truck.objects.filter(inspected=False), truck.pk) == "stale"
-    Depot.objects.update(open=False)
-    assert claimed(asked, row.pk) == "stale"
-    Parcel.objects.update(sent=True)
-    assert claimed(Parcel.objects.filter(sent=False), row.pk) == "absent"
-
-
 def test_one_instance_is_made_and_it_is_the_handlers() -> None:
     """A model's own code, and that of its signals, runs for the row that is handed out alone."""
     row = Parcel.objects.create(depot=Depot.objects.create())
@@ -137,22 +117,6 @@ def test_one_instance_is_made_and_it_is_the_handlers() -> None:
         made.clear()
 
 
-def test_a_row_that_a_join_gives_many_times_is_read_once() -> None:
-    row = Parcel.objects.create()
-    Scan.objects.bulk_create([Scan(parcel=row) for _ in range(50)])
-    made: list[Model] = []
-
-    def note(instance: Model, **kwargs: Any) -> None:
-        made.append(instance)
-
-    post_init.connect(note, sender=Parcel)
-    try:
-        assert claimed(Parcel.objects.filter(scans__ok=True), row.pk) == row
-    finally:
-        post_init.disconnect(note, sender=Parcel)
-    assert len(made) == 1
-
-
 def test_a_question_with_several_answers_for_one_row_is_refused() -> None:
     row = Parcel.objects.create()
     asked = Parcel.objects.annotate(scan=F("scans__ok")).filter(sent=False)
@@ -163,12 +127,3 @@ def test_a_question_with_several_answers_for_one_row_is_refused() -> None:
     words = rf"Parcel: expected .* got row {row.pk} several times with different values of 'scan'"
     with pytest.raises(InvalidPending, match=words):
         claimed(asked, row.pk)
-
-
-def test_a_queryset_that_skips_nothing_itself_never_waits() -> None:
-    """The claim's lock is its own, whatever lock the queryset brought."""
-    row = Parcel.objects.create()
-    with transaction.atomic(using="other"):
-        Parcel.objects.using("other").filter(pk=row.pk).update(note="x")
-        asked = Parcel.objects.select_for_update().filter(sent=False)
-        assert claimed(asked, row.pk) == "absent"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core import checks
-from django.db import connection, connections
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import OperationalError
 
@@ -390,16 +390,6 @@ def capped(**options: Any) -> BatchProcessor[Parcel]:
     pending = Parcel.objects.filter(sent=False)
     make = batch_processor(pending=pending, done={"sent": True}, max_workers=2, **options)
     return make(lambda row: None)
-
-
-WORDS = r"expected max_workers on PostgreSQL, MariaDB or MySQL, .*, got 'memory', which is SQLite"
-
-
-def test_sqlite_is_refused_by_name() -> None:
-    with alias("memory", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
-        with pytest.raises(Unsupported, match=WORDS):
-            Slot("memory", NAME, 1)
-        connections["memory"].close()
 
 
 def test_the_checks_find_a_database_without_such_locks() -> None:

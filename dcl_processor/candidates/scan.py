@@ -24,7 +24,6 @@ from django.db.models import AutoField, Model, Q, QuerySet
 from dcl_processor import steady as time
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_contention, is_database_error
-from dcl_processor.exceptions import InvalidPending
 
 from .question import Question, order_of
 
@@ -90,7 +89,7 @@ class KeyScan(Generic[M]):
             question = self._ask()
             pks, full = self._read_on(question, start, WIDE_WINDOW)
             if len(self._tried) > 2 * WIDE_WINDOW:
-                forget_settled(question, self._tried)
+                self._tried.intersection_update(still_pending(question, self._tried))
             fresh = [pk for pk in pks if pk not in self._tried]
             if fresh:
                 # Rows before the first fresh row are not read again.
@@ -137,7 +136,7 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
         question = ask()
         keys = _keys_in_order(question)
         if len(tried) > forget_at:
-            forget_settled(question, tried)
+            tried.intersection_update(still_pending(question, tried))
             # Many rows may stay pending, and are not to be looked up again for each window.
             forget_at = 2 * max(WINDOW, len(tried))
         # Skipped here and not in the query, because there may be many rows that failed. Each may
@@ -181,20 +180,14 @@ def every(question: Question[M], rows: QuerySet[M, Any] | None = None) -> QueryS
     return keys if question.own_table else keys.distinct()
 
 
-def forget_settled(question: Question[Any], tried: set[Any]) -> None:
-    """Drop the keys of rows that are no longer pending, and so not read again."""
-    keys = list(tried)
-    for at in range(0, len(keys), WINDOW):
-        some = keys[at : at + WINDOW]
-        tried.difference_update(set(some).difference(look(_keys(question).filter(pk__in=some))))
-
-
 def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
     """Return those of the keys that are pending now, in the order given; without a lock."""
-    if not pks:
-        return []
-    found = set(look(question.among(pks).values_list("pk", flat=True)))
-    return [pk for pk in pks if pk in found]
+    keys, found = list(pks), set[Any]()
+    # Those that claims have missed may be some more than a window.
+    for at in range(0, len(keys), 2 * WINDOW):
+        some = question.among(keys[at : at + 2 * WINDOW])
+        found.update(look(some.values_list("pk", flat=True)))
+    return [pk for pk in keys if pk in found]
 
 
 def _keys(question: Question[M]) -> QuerySet[M, Any]:
@@ -228,28 +221,8 @@ def keys_of(queryset: QuerySet[M, Any], *more: str) -> QuerySet[M, Any]:
 def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
     """Read one window; the second value is whether there may be more keys behind it."""
     rows = look(keys[:size])
-    for pk in rows:
-        if not _is_known_again(pk):
-            raise InvalidPending(
-                f"{keys.model._meta.label}: expected hashable primary keys that compare equal to "
-                f"themselves, got {pk!r:.100} of type {type(pk).__name__}; define __eq__ and "
-                "__hash__ in that class, or exclude the row from pending."
-            )
     # A filter over a to-many relation returns a row once per match.
     return list(dict.fromkeys(rows)), len(rows) == size
-
-
-def _is_known_again(pk: Any) -> bool:
-    """Return whether the key is equal to itself when it is read a second time."""
-    if isinstance(pk, tuple):
-        return all(map(_is_known_again, pk))
-    try:
-        hash(pk)
-    except TypeError:
-        return False
-    # Without an __eq__ of its class, an object equals only itself; NaN does not equal itself.
-    kind: Any = type(pk)
-    return kind.__eq__ is not object.__eq__ and bool(pk == pk)  # noqa: PLR0124  # for NaN
 
 
 def look(keys: QuerySet[M, Any]) -> list[Any]:

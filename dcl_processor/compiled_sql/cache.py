@@ -72,15 +72,12 @@ class StatementCache(threading.local):
         """
         if UNKNOWN in name:
             return None
-        if name in self._kept:
-            statement: S | None = self._kept.pop(name)
-        else:
-            statement = _made(make)
+        if name not in self._kept:
             if len(self._kept) >= MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-        # Moved to the end, to be dropped last: a row with an expression of its own has a statement
-        # of its own, which must not displace the statements that every row needs.
-        self._kept[name] = statement
+                # Each row may have an expression, and so a statement, of its own.
+                self._kept.clear()
+            self._kept[name] = _made(make)
+        statement: S | None = self._kept[name]
         return statement
 
 

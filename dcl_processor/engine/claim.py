@@ -22,10 +22,9 @@ from dcl_processor.database.connection import has_id
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.isolation import refuse_without_transactions
 from dcl_processor.locking.row_locks import database_lock, parts_of, rows_with
-from dcl_processor.locking.wanted import Wanted
 
 from .session import Session
-from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement
+from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement, Wanted
 
 #: Returns the queryset for rows that are named by their keys.
 Ask = Callable[[RowFilter], QuerySet[Any, Any]]
@@ -289,7 +288,7 @@ def _locked(
         if table is question.model and len(table._meta.pk_fields) == 1:
             here = parts.keys() & {row[0] for row in rows}
         else:
-            here = rows_with(question, table, parts, rows)
+            here = rows_with(table, parts, rows)
         ours = here if ours is None else ours & here
     return ours or set()
 
@@ -298,6 +297,7 @@ def _locked(
 
 
 def _by_key(question: Question[Any], rows: Iterable[Any]) -> dict[Any, Any]:
+    # A to-many join returns a row once per match, and only its annotations can differ.
     answers: dict[Any, Any] = {}
     for row in rows:
         first = answers.setdefault(row.pk, row)

@@ -11,13 +11,13 @@ from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.locking.key_lock import refuse_collation
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.report import MOST_COUNTED, DryRun
 from dcl_processor.settlement.rehearsal import RowRefused, rehearse
 
 from .claim import claim
 from .run import Run
 from .session import Session
+from .settlement import Wanted
 
 #: Rows of which the primary keys are shown, and one of which is to be free for the rehearsal.
 SHOWN = 5

@@ -26,13 +26,12 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.locking.key_lock import lock_numbers, lock_related
 from dcl_processor.locking.row_locks import database_lock, lock_free, written_parts
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.values import resolve
 
 from .claim import Read, claim, read_of
 from .marks import column
 from .session import Session
-from .settlement import Claimed, Held, Missed, Settlement, Statement
+from .settlement import Claimed, Held, Missed, Settlement, Statement, Wanted
 
 #: Claims wanted rows in the transaction that has their keys locked.
 ClaimRows = Callable[[Session, Question[Any], Wanted], Claimed]
@@ -217,12 +216,8 @@ def _turn_of(
             # Race: two of one key. A lapsed row that is not to be claimed any more counts.
             if _reap(question, key, [pk for pk in left if pk in look.late]):
                 return Missed.IN_USE
-    return Missed.NOT_FIRST if groups.in_order and not _is_first(pks[0], look) else pks
-
-
-def _is_first(pk: Any, look: _Look) -> bool:
-    """Return whether no unfinished row of its key comes before the row."""
-    return pk in look.heads
+    # In order, no unfinished row of the key comes before the one to claim.
+    return Missed.NOT_FIRST if groups.in_order and pks[0] not in look.heads else pks
 
 
 def moved_rows(question: Question[Any], wanted: Wanted, rows: Sequence[Held]) -> Collection[Any]:

@@ -19,10 +19,9 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.execution.handler import Handled, Outcome
 from dcl_processor.locking.key_lock import refuse_collation
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.runner.counters import MOST_KEYS
 
-from .settlement import Batch, Claimed, Missed
+from .settlement import Batch, Claimed, Missed, Wanted
 from .source import Source, Step
 from .turns import MOST_KEPT, Share, Turn, Turns
 
@@ -247,7 +246,7 @@ class KeySource(Source):
             if was_called:
                 self._turns.hold(turn)
                 return
-            turn.may_be_busy = True
+            turn.left = None  # the handler was not called for the key
         self._rejoin(turn)
 
     # --- the order
@@ -346,12 +345,6 @@ class KeySource(Source):
 
     def _has_rows(self, turn: Turn) -> bool:
         """Return whether the key has rows to try."""
-        if turn.may_be_busy:
-            turn.may_be_busy = False
-            if self._turns.has_locked(self.question, turn):
-                self._turns.busy_later(turn)
-                return False
-            turn.left = None  # the handler was not called for the key
         if not self._turns.has_rows(self.question, turn):
             return False
         found = [] if turn.is_last else self._notes.among(turn.waiting)
@@ -383,12 +376,9 @@ class KeySource(Source):
 
     def _look_at_missed(self, question: Question[Any]) -> None:
         """Count the missed rows that are finished, and forget them; one query per window."""
-        missed = list(self._not_got)
-        for at in range(0, len(missed), scan.WINDOW):
-            some = missed[at : at + scan.WINDOW]
-            for pk in set(some).difference(scan.still_pending(question, some)):
-                del self._not_got[pk]
-                self._run.counters.counts["stale"] += 1
+        for pk in self._not_got.keys() - scan.still_pending(question, self._not_got):
+            del self._not_got[pk]
+            self._run.counters.counts["stale"] += 1
         # Many may stay pending, and are not to be looked up again for each row.
         self._look_at = 2 * max(scan.WINDOW, len(self._not_got))
 

@@ -22,7 +22,6 @@ from dcl_processor.compiled_sql.claims import ClaimUpdate, CompiledClaim
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.execution.handler import Failed
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values, resolve
 
@@ -40,6 +39,7 @@ from .settlement import (
     NotSettled,
     Settlement,
     Statement,
+    Wanted,
 )
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dcl_processor import observers, oversight
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
-from dcl_processor.database.connection import is_connected, reconnected
+from dcl_processor.database.connection import reconnected
 from dcl_processor.database.sight import Sees, Shared
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
@@ -153,9 +153,7 @@ class Run:
         refuse_outer_transaction(question.using, self.processor.name)
         self.using = self._alias = question.using
         mine: Any = connections[self.using]
-        # One that was ended is replaced here; inside a transaction none is.
-        if is_connected(self.using) and not mine.in_atomic_block:
-            self.was_open = mine.connection is not None
+        self.was_open = mine.connection is not None and not mine.in_atomic_block
         return question
 
     def share(self) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
-from dcl_processor.locking.wanted import Wanted, spare
 
-from .settlement import Batch, Missed
+from .settlement import Batch, Missed, Wanted, spare
 
 if TYPE_CHECKING:
     from .run import Run
@@ -91,7 +90,7 @@ class Source:
             waiting = self._alone or self._waiting
             if not waiting or (self._is_stale and waiting is self._waiting):
                 return None
-            if run.must_stop() or run.counters.streak.is_to_move:
+            if run.must_stop():
                 return None
             size = min(self._room(min(room, 1) if self._alone else room), len(waiting))
             if size <= 0:
@@ -151,15 +150,6 @@ class Source:
 
     def _next_step(self, *, is_waiting: bool) -> Step:
         """Return what to do next; ``is_waiting``: candidates are set, or held back."""
-        streak = self._run.counters.streak
-        if streak.is_to_move:
-            # A row that is in flight may still succeed.
-            if self._in_flight:
-                return Step.WAIT
-            # Or rows at the head that always fail would keep the others out.
-            streak.is_to_move, streak.has_moved = False, True
-            self._is_stale = True
-            is_waiting = bool(self._alone) or self._is_held
         if not is_waiting:
             return next(self._phases, Step.END)
         no_room = self._in_flight and (self._is_held or self._room(1) <= 0)
@@ -224,6 +214,10 @@ class Source:
                 return
             self._count(batch)
             batch.is_counted = True
+            streak = self._run.counters.streak
+            if streak.is_to_move:
+                # Or rows at the head that always fail would keep the others out.
+                streak.is_to_move, streak.has_moved, self._is_stale = False, True, True
             claimed = batch.claimed
             # Those that it did not get may be in flight again, in another lane.
             pks = batch.wanted.pks if claimed is None else [held.pk for held in claimed.rows]

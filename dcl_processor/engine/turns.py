@@ -29,9 +29,8 @@ class Turn:
     rows that were handled and may still be pending; at ``forget_at`` rows, a query finds those that
     are no longer pending, and they are removed; ``missed``: those that another session has locked.
     ``in_flight``: batches; ``is_in_line``: or among the next ones. ``is_old``: ``waiting`` is to be
-    checked; ``may_be_busy``: so is whether missed rows are locked. ``size``: rows that are read at
-    once in order. ``suspects``: rows that may kill the process; ``is_last``: all others were
-    handled.
+    checked. ``size``: rows that are read at once in order. ``suspects``: rows that may kill the
+    process; ``is_last``: all others were handled.
     """
 
     key: Key
@@ -44,7 +43,6 @@ class Turn:
     in_flight: int = 0
     is_in_line: bool = False
     is_old: bool = False
-    may_be_busy: bool = False
     size: int = reads.ROWS
     suspects: set[Any] = field(default_factory=set)
     is_last: bool = False
@@ -166,14 +164,6 @@ class Turns:
         if not turn.waiting and any(each.pk in turn.missed for each in found):
             self.busy_later(turn)
         return bool(turn.waiting)
-
-    def has_locked(self, question: Question[Any], turn: Turn) -> bool:
-        """Return whether a missed row of the key is still pending, and forget the others."""
-        rows = list(turn.missed)
-        turn.missed = set()
-        for at in range(0, len(rows), scan.WINDOW):
-            turn.missed |= {*scan.still_pending(question, rows[at : at + scan.WINDOW])}
-        return bool(turn.missed)
 
     def _candidates(
         self, question: Question[Any], turn: Turn

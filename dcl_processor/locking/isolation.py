@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 
 from dcl_processor.candidates.question import Question
+from dcl_processor.database.connection import is_connected
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from dcl_processor.interrupts import interrupt_behind
@@ -33,9 +34,9 @@ _begun: WeakSet[Any] = WeakSet()
 
 
 def refuse_outer_transaction(using: str, label: str) -> None:
-    """Raise unless each row can be committed separately; sends nothing to the database."""
+    """Raise unless each row can be committed separately; a session that was ended is replaced."""
     connection = connections[using]
-    _close_if_broken(connection)
+    is_connected(using)
     if connection.in_atomic_block:
         if not any(map(from_test_case, connection.atomic_blocks[-1:])):
             raise InsideTransaction(
@@ -106,16 +107,6 @@ def refuse_old_snapshot(using: str, label: str, *, own_table: bool) -> None:
             f"transaction.atomic() at {level} on {using!r}; call them after the block, or set "
             "isolation_level to 'read committed' in OPTIONS."
         )
-
-
-def _close_if_broken(connection: BaseDatabaseWrapper) -> None:
-    """Let a long-lived process reconnect after the server was restarted between two runs.
-
-    Django does so between requests. Sends a query only after an error.
-    """
-    broken = connection.errors_occurred and not connection.in_atomic_block
-    if broken and connection.connection is not None and not connection.is_usable():
-        connection.close()
 
 
 class ReadCommitted:

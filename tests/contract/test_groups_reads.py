@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.models import QuerySet
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import Lease, batch_processor
+from dcl_processor import Lease
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
-from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.row import show
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
@@ -36,8 +34,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, end_session, part_locked
-from tests.contract.test_explain import analyze, created
+from tests.contract.support.sessions import before_statement, part_locked
 from tests.models import Errand, Parcel, Tag
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -177,16 +174,6 @@ def test_rows_of_a_batch_that_was_rolled_back_are_counted_once() -> None:
     assert not Errand.objects.filter(done=False).exclude(pk=rows[20].pk).exists()
 
 
-if connection.vendor == "postgresql":
-
-    def test_a_session_that_ends_at_the_look_at_the_collation_is_replaced() -> None:
-        rows_of(1)
-        ended = partial(end_session, connection)
-        with before_statement(lambda sql: "pg_collation" in sql, ended):
-            report = grouped("transactional", ignore, group_by="result")(using="default")
-        assert_run(report, processed=1)
-
-
 # --- what is known of rows that are in groups, and the index that serves their keys
 
 
@@ -267,25 +254,3 @@ def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
     Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
     (found,) = held_keys(processor)
     assert found.level is Level.OK  # a young claim is no doubt
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_the_suggested_index_begins_with_the_key_and_serves_the_read_of_keys(ordered: bool) -> None:
-    # So many that the plan does not depend on how full the table's pages are.
-    Errand.objects.bulk_create(Errand(place=n % 3_000, done=n % 3_000 > 2) for n in range(30_000))
-    analyze(Errand)
-    rows = Errand.objects.filter(done=False).order_by("-attempts")
-    processor = batch_processor(
-        pending=rows, done={"done": True}, group_by="place", in_order=ordered
-    )(the.ignore)
-    before = explanation(processor)
-    assert before.index is not None
-    # The rows of a key are read in the queryset's order, with in_order or without.
-    assert before.index.fields == ["place", "-attempts", "id"]
-    with CaptureQueriesContext(connection) as sent:
-        assert processor(limit=1).processed == 1
-    assert before.read in [query["sql"] for query in sent.captured_queries]
-    with created(before.index, Errand):
-        after = explanation(processor)
-        assert after.plan is not None
-        assert before.index.name in "\n".join(after.plan.lines), after.plan.lines

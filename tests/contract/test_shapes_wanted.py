@@ -25,7 +25,7 @@ from tests.contract.support.parcels import UNSENT, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
-from tests.contract.support.wanted import held
+from tests.contract.support.wanted import held, refuse_to_load
 from tests.contract.test_shapes import is_pending, keys, processor
 from tests.models import Depot, Errand, Parcel
 
@@ -98,20 +98,30 @@ def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> No
     assert free == expected
 
 
+@pytest.mark.usefixtures("choosing")
+@pytest.mark.parametrize("own_table", [True, False])
+def test_a_row_that_cannot_be_loaded_costs_the_others_nothing(
+    own_table: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = parcels(5)
+    refuse_to_load(rows[1], monkeypatch)
+    calls: list[int] = []
+    asked = UNSENT if own_table else UNSENT.filter(pk__in=UNSENT.values("pk"))
+    run = batch_processor(pending=asked, done={"sent": True})(lambda row: calls.append(row.pk))
+    report = run()
+    assert calls == [row.pk for row in rows if row != rows[1]]
+    assert_run(report, processed=4, failed=1)
+
+
 # --- order
 
 
 ORDERS: dict[str, Any] = {
-    "none": UNSENT,
     "a column": UNSENT.order_by("-priority"),
-    "two": UNSENT.order_by("weight", "-priority"),
-    "all alike": UNSENT.order_by("weight"),
     "across": UNSENT.order_by("depot__name", "-pk"),
     "an expression": UNSENT.order_by((F("priority") % 7).desc(nulls_last=True)),
-    "reversed": UNSENT.order_by("priority").reverse(),
     "only reversed": UNSENT.reverse(),
     "extra": UNSENT.extra(order_by=["-priority", "id"]),
-    "a subquery": UNSENT.filter(pk__in=UNSENT.values("pk")).order_by("-priority"),
 }
 
 

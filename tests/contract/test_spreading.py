@@ -11,8 +11,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
+from dcl_processor.engine.settlement import SPARE
 from dcl_processor.engine.source import MOST_MISSES
-from dcl_processor.locking.wanted import SPARE
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel

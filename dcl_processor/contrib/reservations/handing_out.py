@@ -18,12 +18,11 @@ from dcl_processor.candidates.scan import WINDOW
 from dcl_processor.engine.lane import Lane
 from dcl_processor.engine.marked import put_back, startable
 from dcl_processor.engine.run import Run
-from dcl_processor.engine.settlement import Batch, Claimed, Held, Settlement
+from dcl_processor.engine.settlement import Batch, Claimed, Held, Settlement, Wanted
 from dcl_processor.engine.settling import settle, settle_row
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import Failed, HandedOut, Handled, Outcome
 from dcl_processor.execution.resource import OpenFailure, Resource
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.log_fields import Running, known_as
 from dcl_processor.runner.counters import Counters
 from dcl_processor.settlement.rehearsal import Rehearsal

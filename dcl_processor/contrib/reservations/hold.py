@@ -26,10 +26,9 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.definition.lease import was_taken_away
 from dcl_processor.engine.marks import mark_of
-from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked
+from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked, Wanted
 from dcl_processor.engine.work import read_attempts
 from dcl_processor.exceptions import InvalidToken, LostBecause
-from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import writing
 from dcl_processor.values import constants_of
 
