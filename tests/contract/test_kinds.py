@@ -20,6 +20,7 @@ from django.db import OperationalError, ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F, Value
 from django.db.models.functions import Cast
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 from freezegun import freeze_time
 
@@ -187,6 +188,17 @@ def test_i20_a_transaction_that_the_caller_began_is_the_callers(wrote: bool) -> 
 
 
 if IS_POSTGRESQL:
+
+    @stopped
+    def test_i24_a_call_of_wake_whose_time_stands_still_silences_no_later_one(
+        stop: Callable[[], Any],
+    ) -> None:
+        run = the.transactional(the.ignore)
+        with stop():
+            run.wake()
+        with CaptureQueriesContext(connection) as sent:
+            run.wake()
+        assert len(sent) == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
     @pytest.mark.parametrize(
