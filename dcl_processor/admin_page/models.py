@@ -34,7 +34,7 @@ class Processor(models.Model):
         verbose_name_plural = "processors"
 
     def __str__(self) -> str:
-        return self.name
+        return self.name or "all processors"
 
     def save(self, *_: Any, **__: Any) -> None:
         """Refuse it: there is no table."""

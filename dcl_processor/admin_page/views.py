@@ -26,7 +26,7 @@ from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
-from .choosing import LABELS, offered
+from .choosing import LABELS, RefusedError, offered
 
 if TYPE_CHECKING:
     from .admin import ProcessorAdmin
@@ -132,7 +132,7 @@ def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResp
     permissions.require(permissions.may_act(request, processor))
     try:
         context = confirming.answer(request, processor)
-    except confirming.RefusedError as refused:
+    except RefusedError as refused:
         messages.error(request, str(refused))
         context = None
     if context is None:

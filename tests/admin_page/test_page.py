@@ -206,7 +206,6 @@ def test_the_limits_are_those_of_the_code() -> None:
         panels.PAGE,
         choosing.MOST,
         choosing.BUDGET,
-        choosing.LONGEST,
         choosing.MAX_AGE,
         changelist.MOST_NOW,
         mixin.LONGEST,
