@@ -34,7 +34,7 @@ from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
 
 if TYPE_CHECKING:
-    from dcl_processor.metrics import Tally
+    from dcl_processor.metrics import Samples
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_WORKERS = 256
@@ -166,7 +166,9 @@ def _supervise(
     """
     by_name = {processor.name: processor for processor in processors}
     names = list(by_name)
-    sends_counts = on_counts is not None or bool(workers_counted.receivers)
+    counts = "" if on_counts is None else "metrics"
+    if workers_counted.receivers:
+        counts = counts or "rows"
 
     def member(number: int) -> Work:
         return partial(
@@ -176,13 +178,12 @@ def _supervise(
             # Those that are older than the command: a worker that starts late, or in the place of a
             # dead one, is to follow the others.
             stops={} if record is None else record.older_stops(),
-            sends_counts=sends_counts,
+            counts=counts,
         )
 
     def take(number: int, name: str | None, event: News) -> None:
         if isinstance(event, Counted):
-            if name in by_name:
-                counted(by_name[name], event.tally, on_counts)
+            _counted(by_name, event.samples, on_counts)
         elif isinstance(event, oversight.Progress):
             if record is not None and name is not None:
                 record.progress(number, name, event)
@@ -223,19 +224,26 @@ def _member(
     *,
     shown: str,
     stops: Mapping[str, int | None],
-    sends_counts: bool,
+    counts: str,
     is_share: bool,
 ) -> Iterator[oversight.Command | None]:
     """Be one of the workers in the block, in a child process.
 
     ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
-    ``is_share``: whether it does a share of one run.
+    ``counts``: "metrics" or "rows", which it counts and sends; ``is_share``: whether it does a
+    share of one run.
     """
     counting: Any = nullcontext()
-    if sends_counts:
-        from dcl_processor.metrics import sent  # not for others
+    if counts:
+        from dcl_processor.metrics import Rows, sent  # not for others
 
-        counting = sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
+        counter: Any = Rows()
+        if counts == "metrics":
+            from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
+
+            counter = Counts(is_share=is_share)
+        # By the name of one; those of all are in the samples.
+        counting = sent(lambda new: send(names[0], Counted(new)), counter)
     with as_worker(shown), counting, oversight.worker(names, send, stops) as record:
         try:
             yield record
@@ -275,12 +283,17 @@ def _run(
     return True
 
 
-def counted(processor: BatchProcessor[Any], tally: Tally, on_counts: OnCounts | None) -> None:
+def _counted(
+    by_name: Mapping[str, BatchProcessor[Any]], samples: Samples, on_counts: OnCounts | None
+) -> None:
     """Hand on what a worker has counted."""
+    from dcl_processor.metrics import rows_of  # not for others
+
     if on_counts is not None:
-        on_counts(processor.name, tally)
-    if tally.rows:
-        workers_counted.send_robust(type(processor), processor=processor, counts=dict(tally.rows))
+        on_counts(samples)
+    for name, processor in by_name.items() if workers_counted.receivers else ():
+        if counts := rows_of(samples, name):
+            workers_counted.send_robust(type(processor), processor=processor, counts=counts)
 
 
 def watch(
