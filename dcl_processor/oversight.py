@@ -39,9 +39,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a worker of a command has done since its start; it sends this to its parent."""
+    """What a worker of a command has done since its last message; it sends this to its parent."""
 
     pid: int
+    #: Rows, and the seconds of handlers.
     counts: Mapping[str, int] = field(default_factory=dict)
     #: When the run that is under way has begun, by the monotonic clock, which processes share.
     since: float | None = None
@@ -50,9 +51,6 @@ class Progress:
     error: str = ""
     #: Whether the worker has ended its work, and sends no more.
     is_last: bool = False
-    #: Seconds that its handlers have taken, and those of the slowest call.
-    handler_seconds: float = 0.0
-    slowest: float = 0.0
 
 
 _find: Callable[[], Oversight | None] | None = None

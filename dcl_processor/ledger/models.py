@@ -65,18 +65,10 @@ class RecordedRun(models.Model):
     started_at = models.DateTimeField()
     heartbeat_at = models.DateTimeField()
     finished_at = models.DateTimeField(null=True)
-    processed = models.BigIntegerField(default=0)
-    failed = models.BigIntegerField(default=0)
-    to_retry = models.BigIntegerField(default=0)
-    discarded = models.BigIntegerField(default=0)
-    snoozed = models.BigIntegerField(default=0)
-    skipped = models.BigIntegerField(default=0)
-    stale = models.BigIntegerField(default=0)
-    lease_lost = models.BigIntegerField(default=0)
-    held = models.BigIntegerField(default=0)
-    #: Seconds that handlers have taken, one call after another, and those of the slowest call.
+    #: Rows, by the names that a report has for them.
+    counts = models.JSONField(default=dict)
+    #: Seconds that handlers have taken, one call after another.
     handler_seconds = models.FloatField(default=0)
-    slowest = models.FloatField(default=0)
     #: Why it ended, as in a report; empty while it goes on.
     stopped = models.CharField(max_length=20, default="")
     #: The last error that ended it, or that a row failed with.

@@ -50,7 +50,6 @@ class Recorded(Plain):
     state: str
     counts: dict[str, int]
     handler_seconds: float
-    slowest: float
     #: Rows tried per second since the start.
     rate: float
     stopped: str
@@ -78,7 +77,7 @@ def _recorded(row: Any) -> Recorded:
     lost = row.heartbeat_at <= row.clock - timedelta(seconds=LOST_AFTER)
     unfinished = "lost" if lost else "running"
     state = unfinished if row.finished_at is None else "finished"
-    counts = {name: getattr(row, name) for name in KEPT}
+    counts = {name: row.counts.get(name, 0) for name in KEPT}  # in their order
     tried = sum(counts[name] for name in TRIED)
     seconds = ((row.finished_at or row.heartbeat_at) - row.started_at).total_seconds()
     rate = tried / seconds if seconds > 0 else 0.0

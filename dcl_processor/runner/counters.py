@@ -47,9 +47,8 @@ class Counters:
     held_keys: Sequence[Any] = ()
     #: Rows that were tried, which is what ``limit`` counts.
     handled: int = 0
-    #: Seconds that handlers have taken, and those of the slowest call; only if rows are overseen.
+    #: Seconds that handlers have taken; only if rows are overseen.
     handler_seconds: float = 0.0
-    slowest: float = 0.0
     _last_duration: float | None = None
     streak: Streak = field(init=False)
     _name: str = field(init=False)
@@ -192,7 +191,6 @@ class Counters:
             return
         self._last_duration = duration
         self.handler_seconds += duration
-        self.slowest = max(self.slowest, duration)
 
 
 def attach_report(error: BaseException | None, report: Report) -> None:

@@ -124,6 +124,6 @@ def runs(db: None) -> None:
     ):
         end = timezone.now() - timedelta(minutes=ago)
         times = {"heartbeat_at": end, "finished_at": end}
-        counts = {"processed": done, "failed": failed, "handler_seconds": spent}
+        counts = {"counts": {"processed": done, "failed": failed}, "handler_seconds": spent}
         begun = end - timedelta(seconds=took)
         RecordedRun.objects.create(processor=NAME, pid=1, started_at=begun, **times, **counts)

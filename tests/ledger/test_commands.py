@@ -193,7 +193,7 @@ def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
         api.stop(DELIVER)
         assert watcher.process.wait(PATIENCE) == 0
     (row,) = _records()
-    assert (row.kind, row.processed, row.at_work) == ("watch", 2, False)
+    assert (row.kind, row.counts["processed"], row.at_work) == ("watch", 2, False)
     assert row.finished_at is not None
 
 
@@ -263,10 +263,8 @@ def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
         "kind": "run",
         "host": "a",
         "pid": 1,
-        "processed": 5,
-        "discarded": 1,
+        "counts": {"processed": 5, "discarded": 1},
         "handler_seconds": 12.0,
-        "slowest": 9.0,
     }
     RecordedRun.objects.create(started_at=ago(1), heartbeat_at=ago(0), **of)
     for end in (50, 20):
