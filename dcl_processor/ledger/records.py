@@ -16,7 +16,7 @@ from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 from .models import TEXT, Control, Look, OperatorAction, RecordedRun
 from .orders import ALL, Subject, is_paused, name_of, person
 from .recording import KEPT
-from .tables import Plain, alias, utc, waiting_for
+from .tables import Plain, alias, bounded_wait, utc
 
 R = TypeVar("R", bound=Plain)
 
@@ -111,7 +111,7 @@ def add_action(processor: Subject, action: str, *, by: str = "", rows: int, **te
     """Record an action; ``texts``: ``keys``, ``values``, ``reason`` and ``error``."""
     name = name_of(processor)
     kept = {column: text[:TEXT] for column, text in texts.items()}
-    with waiting_for(name):
+    with bounded_wait():
         OperatorAction.objects.using(alias()).create(
             processor=name, action=action, by=person(by), at=DatabaseNow(), rows=rows, **kept
         )

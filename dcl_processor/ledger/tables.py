@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from django.db import Error, IntegrityError, connections, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dcl_processor.database.contention import is_lock_timeout
 from dcl_processor.database.time_limit import lock_timeout
-from dcl_processor.exceptions import LedgerLocked
 
 from .models import Control
 
@@ -36,31 +34,26 @@ def row_of(name: str) -> QuerySet[Control]:
 
 
 @contextmanager
-def waiting_for(name: str) -> Iterator[None]:
+def bounded_wait() -> Iterator[None]:
     """Open a transaction for one statement, which waits ``LOCK_WAIT`` seconds for a lock.
 
-    ``name``: whose row it is. Raises ``LedgerLocked``. A transaction of the caller keeps its own
-    limits, and SQLite that of its option ``timeout``. It is for one statement, because two orders
-    that lock several rows, each in its own order, would wait in a ring.
+    A transaction of the caller keeps its own limits, and SQLite that of its option ``timeout``. It
+    is for one statement, because two orders that lock several rows, each in its own order, would
+    wait in a ring.
     """
     using = alias()
     connection = connections[using]
     if connection.in_atomic_block or not connection.features.has_select_for_update:
         yield
         return
-    try:
-        with transaction.atomic(using=using), lock_timeout(using, LOCK_WAIT):
-            yield
-    except Error as error:
-        if is_lock_timeout(error):
-            raise LedgerLocked(name, LOCK_WAIT) from error
-        raise
+    with transaction.atomic(using=using), lock_timeout(using, LOCK_WAIT):
+        yield
 
 
 def ensure(name: str) -> None:
     """Make the row of a processor, if there is none."""
     # Another worker, or an operator, may make it at the same time, and an older snapshot lack it.
-    with suppress(IntegrityError), waiting_for(name):
+    with suppress(IntegrityError), bounded_wait():
         Control.objects.using(alias()).get_or_create(processor=name)
 
 

@@ -19,9 +19,7 @@ from django.utils import timezone
 
 import dcl_processor.ledger as api
 from dcl_processor.admin_page import ledger as page
-from dcl_processor.diagnosis import explain
-from dcl_processor.exceptions import LedgerLocked
-from dcl_processor.ledger import records, tables
+from dcl_processor.ledger import records
 from dcl_processor.ledger.models import Control, RecordedRun
 from dcl_processor.management import controlling
 from dcl_processor.worker import this_user
@@ -78,16 +76,13 @@ def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # t
 
 
 @contextmanager
-def locked(table: str = "") -> Iterator[None]:
-    """Keep the rows of the ledger locked by another session; ``table``: all of this table."""
+def locked() -> Iterator[None]:
+    """Keep the records locked by another session."""
     held, go_on = threading.Event(), threading.Event()
 
     def forgotten() -> None:
         with transaction.atomic(), connection.cursor() as cursor:
-            if table:
-                cursor.execute(f"LOCK TABLE {table}")
-            else:
-                list(Control.objects.select_for_update())
+            cursor.execute(f"LOCK TABLE {RecordedRun._meta.db_table}")
             held.set()
             the.wait(go_on)
 
@@ -99,28 +94,12 @@ def locked(table: str = "") -> Iterator[None]:
             go_on.set()
 
 
-def test_an_order_that_meets_a_lock_ends_with_a_sentence(
-    manage: Manage,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
-    tables.ensure("warehouse.weigh")
-    with locked():
-        done = manage("pause", DELIVER, "warehouse.weigh")
-    assert (done.code, done.out) == (3, "")
-    assert done.err.count("\n") <= 1
-    assert "warehouse.weigh: expected the row in the ledger to be free within 0.2 s, " in done.err
-    assert f"give the order again. The order was given for {DELIVER}." in done.err
-    assert api.state(DELIVER).phase == "paused"
-    assert api.state("warehouse.weigh").phase == "running"
-
-
 def test_history_does_not_wait_without_end_for_a_table_that_another_session_has_locked(
     manage: Manage,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controlling, "READ_WITHIN", 0.2)
-    with locked(RecordedRun._meta.db_table):
+    with locked():
         history = manage("history", DELIVER)
         paused = manage("pause", DELIVER)
     expected = "expected the ledger's tables to answer within 0.2 s, got no answer; has another "
@@ -135,13 +114,8 @@ def test_the_page_of_the_admin_does_not_wait_without_end_for_a_ledger_that_is_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(page, "READ_WITHIN", 0.2)
-    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
     processor = the.transactional(the.ignore, name="shop.locked")
-    tables.ensure(processor.name)
-    with locked(), pytest.raises(LedgerLocked) as raised:
-        page.act(processor, "pause", by="anna", reason="")
-    assert explain(raised.value, processor).startswith("expected the row in the ledger to be free")
-    with locked(RecordedRun._meta.db_table):
+    with locked():
         assert page.controls([processor])[processor.name].state.startswith("not known: ")
         assert page.history(processor) == ([], [])
     assert page.controls([processor])[processor.name].state == "running"
