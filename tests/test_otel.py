@@ -245,7 +245,7 @@ def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(
         assert not go.is_set()
     finally:
         go.set()
-    assert "TracerProvider did not send what it keeps within 1 s" in caplog.text
+    assert "OpenTelemetry did not send what it keeps within 1 s" in caplog.text
 
 
 # --- the context after a row is the one before it

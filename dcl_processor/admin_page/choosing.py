@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.core import signing
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Model, QuerySet
 
@@ -30,7 +30,7 @@ from dcl_processor.management.acting import (
     Chooser,
 )
 from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
+from dcl_processor.operator_states import default_age, is_distinct
 from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
@@ -136,18 +136,12 @@ def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
 def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
     """Return the actions that the processor has, and whether they need values."""
     try:
-        question = rows.question_of(processor, None)
+        rows.question_of(processor, None)
     except Exception:  # noqa: BLE001  # no row of it can be chosen; the panel has the reason
         return {}
-    none = question.table.none()
-    found = {}
-    for name, action in ACTIONS.items():
-        if _can(action, processor, none, options()):
-            found[name] = False
-        elif action.takes_values and _can(
-            action, processor, none, options(anything(question.model))
-        ):
-            found[name] = True
+    found = {} if processor.reset is None else {"requeue": False}
+    if processor.claim is None or is_distinct(processor):
+        found |= {"mark_done": processor.done is None, "discard": processor.failed is None}
     return found
 
 
@@ -155,16 +149,6 @@ def anything(model: type[Model]) -> dict[str, Any]:
     """Return values that stand for those that a person is still to type."""
     fields = (each for each in model._meta.concrete_fields if not each.generated)
     return {next(each.name for each in fields if each not in model._meta.pk_fields): None}
-
-
-def _can(
-    action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], given: dict[str, Any]
-) -> bool:
-    try:
-        action.prepare(processor, none, given)
-    except ImproperlyConfigured:
-        return False
-    return True
 
 
 # --- what an operator confirms: the rows as they were seen, signed, so that no others are written
