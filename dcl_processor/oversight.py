@@ -6,8 +6,8 @@ when Django has loaded it. Without it a run makes no call, starts no thread and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,29 +83,13 @@ def connections_of(using: str) -> int:
 
 def command(kind: str, names: Collection[str]) -> AbstractContextManager[Command | None]:
     """Record the command of the block; ``kind``: "run" or "watch"."""
-    return _recorded(lambda found: found.command(kind, names))
+    found = installed()
+    return nullcontext() if found is None else found.command(kind, names)
 
 
 def worker(
     names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
 ) -> AbstractContextManager[Command | None]:
     """Send what the worker of the block does to its parent; ``stops``: by ``older_stops()``."""
-    return _recorded(lambda found: found.worker(names, send, stops))
-
-
-@contextmanager
-def _recorded(begin: Callable[[Oversight], Command]) -> Iterator[Command | None]:
     found = installed()
-    if found is None:
-        yield None
-        return
-    record = begin(found)
-    ended_by: BaseException | None = None
-    try:
-        yield record
-    except BaseException as error:
-        ended_by = error
-        raise
-    finally:
-        found.end_command(record, ended_by)
-        ended_by = None  # or it would keep this frame, and this frame the error
+    return nullcontext() if found is None else found.worker(names, send, stops)
