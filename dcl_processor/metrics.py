@@ -7,13 +7,11 @@ added one by one, whatever the metric is.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from dcl_processor import observers
-from dcl_processor.observers import Observer
 from dcl_processor.report import Report
 
 #: Values by the name of the sample and its labels, which are sorted.
@@ -42,29 +40,6 @@ def succeeded(report: Report) -> bool:
     """Return whether a run succeeded: it could start rows, and no row failed for good."""
     is_held_back = report.stopped in {"failures", "paused", "breaker", "throttled", "busy"}
     return report.failed == report.to_retry and report.error is None and not is_held_back
-
-
-class Rows(Observer):
-    """Counts rows by their outcomes, for a signal; it does without the client of Prometheus."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._samples: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-
-    def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:  # noqa: ARG002  # as in Observer
-        with self._lock:
-            self._samples[f"{ROWS}_total", (("outcome", outcome), ("processor", name))] += 1
-
-    def samples(self) -> Samples:
-        """Return what was counted so far."""
-        with self._lock:
-            return dict(self._samples)
-
-
-def rows_of(samples: Samples, name: str) -> dict[str, int]:
-    """Return the rows of a processor, by outcome."""
-    own = {each: (f"{ROWS}_total", (("outcome", each), ("processor", name))) for each in OUTCOMES}
-    return {outcome: int(samples[key]) for outcome, key in own.items() if samples.get(key)}
 
 
 def added(one: Samples, other: Samples) -> Samples:

@@ -1,7 +1,6 @@
 """The signals that a run sends, for a progress bar, or code of the project.
 
-Each is sent in the process, and in the thread, where it happens. The process that has started
-several workers gets their counts, as ``workers_counted``.
+Each is sent in the process, and in the thread, where it happens.
 """
 
 from __future__ import annotations
@@ -32,11 +31,6 @@ row_finished = Signal()
 #: Sent at the end of each run, except a run that raises. ``sender``: the processor's class;
 #: ``processor``; ``report``.
 run_finished = Signal()
-
-#: Sent in the process that has started several workers, about once a second while a worker
-#: handles rows, and at its end. ``sender``: the processor's class; ``processor``; ``counts``: the
-#: rows that one worker has finished since, by outcome.
-workers_counted = Signal()
 
 #: Takes the outcome of one row.
 OnRow = Callable[[str], None]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
@@ -21,7 +21,7 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.signals import OnRow, row_callback, workers_counted
+from dcl_processor.signals import OnRow, row_callback
 from dcl_processor.watch.watch import Counted, Plan, Watch
 
 from .child import Send, Work
@@ -32,9 +32,6 @@ from .news import Died, News
 from .results import OnCounts, Outcomes, merge, shares, tell_of_success
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
-
-if TYPE_CHECKING:
-    from dcl_processor.metrics import Samples
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_WORKERS = 256
@@ -164,11 +161,7 @@ def _supervise(
     ``work``: returns that of a number, which takes its processors, and how its worker is to be
     known. What they count and do goes to ``on_counts`` and ``record``, the rest to ``tell``.
     """
-    by_name = {processor.name: processor for processor in processors}
-    names = list(by_name)
-    counts = "" if on_counts is None else "metrics"
-    if workers_counted.receivers:
-        counts = counts or "rows"
+    names = [processor.name for processor in processors]
 
     def member(number: int) -> Work:
         return partial(
@@ -178,12 +171,13 @@ def _supervise(
             # Those that are older than the command: a worker that starts late, or in the place of a
             # dead one, is to follow the others.
             stops={} if record is None else record.older_stops(),
-            counts=counts,
+            sends_counts=on_counts is not None,
         )
 
     def take(number: int, name: str | None, event: News) -> None:
         if isinstance(event, Counted):
-            _counted(by_name, event.samples, on_counts)
+            if on_counts is not None:
+                on_counts(event.samples)
         elif isinstance(event, oversight.Progress):
             if record is not None and name is not None:
                 record.progress(number, name, event)
@@ -224,26 +218,21 @@ def _member(
     *,
     shown: str,
     stops: Mapping[str, int | None],
-    counts: str,
+    sends_counts: bool,
     is_share: bool,
 ) -> Iterator[oversight.Command | None]:
     """Be one of the workers in the block, in a child process.
 
     ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
-    ``counts``: "metrics" or "rows", which it counts and sends; ``is_share``: whether it does a
-    share of one run.
+    ``is_share``: whether it does a share of one run.
     """
     counting: Any = nullcontext()
-    if counts:
-        from dcl_processor.metrics import Rows, sent  # not for others
+    if sends_counts:
+        from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
+        from dcl_processor.metrics import sent
 
-        counter: Any = Rows()
-        if counts == "metrics":
-            from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
-
-            counter = Counts(is_share=is_share)
         # By the name of one; those of all are in the samples.
-        counting = sent(lambda new: send(names[0], Counted(new)), counter)
+        counting = sent(lambda new: send(names[0], Counted(new)), Counts(is_share=is_share))
     with as_worker(shown), counting, oversight.worker(names, send, stops) as record:
         try:
             yield record
@@ -281,19 +270,6 @@ def _run(
         outcome = Trouble.of(error, processor, options.get("using"))
     send(processor.name, outcome)
     return True
-
-
-def _counted(
-    by_name: Mapping[str, BatchProcessor[Any]], samples: Samples, on_counts: OnCounts | None
-) -> None:
-    """Hand on what a worker has counted."""
-    from dcl_processor.metrics import rows_of  # not for others
-
-    if on_counts is not None:
-        on_counts(samples)
-    for name, processor in by_name.items() if workers_counted.receivers else ():
-        if counts := rows_of(samples, name):
-            workers_counted.send_robust(type(processor), processor=processor, counts=counts)
 
 
 def watch(

@@ -31,10 +31,7 @@ from dcl_processor.contrib import prometheus
 from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.prometheus.exposition import Counts, TextFile
 from dcl_processor.management import metering
-from dcl_processor.metrics import Rows, Samples, rows_of, sent
-from dcl_processor.processes import pool
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.signals import workers_counted
+from dcl_processor.metrics import Samples, sent
 from tests.edge.manage import CHECKOUT, Install, Manage, processors, python, started
 from tests.edge.watchers import parcels
 from tests.models import Parcel
@@ -91,6 +88,10 @@ def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
 # --- counting
 
 
+def processed(found: Samples, name: str) -> float:
+    return found.get((f"{metrics.ROWS}_total", (("outcome", "processed"), ("processor", name))), 0)
+
+
 def shown(found: Samples) -> Any:
     return samples(exposition.text(exposition.families(found)))
 
@@ -114,14 +115,13 @@ def test_a_value_at_a_bound_is_in_its_bucket() -> None:
     assert counts.samples()[f"{exposition.LOCK}_bucket", below] == 2
 
 
-@pytest.mark.parametrize("counter", [Rows, Counts])
-def test_counts_are_sent_at_most_once_a_second_and_at_the_end(counter: Any) -> None:
+def test_counts_are_sent_at_most_once_a_second_and_at_the_end() -> None:
     messages: list[Samples] = []
     began = time.monotonic()
-    with sent(messages.append, counter()):
+    with sent(messages.append, Counts()):
         for _ in range(50):
             observers.tell("row_ended", "shop.a", "processed", is_retried=False)
-    assert sum(rows_of(each, "shop.a")["processed"] for each in messages) == 50
+    assert sum(processed(each, "shop.a") for each in messages) == 50
     assert len(messages) <= 2 + (time.monotonic() - began)
     assert observers.active == ()
 
@@ -138,10 +138,10 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
         messages.append(new)
         arrived.set()
 
-    with sent(send, Rows()):
+    with sent(send, Counts()):
         observers.tell("row_ended", "shop.a", "processed", is_retried=False)
         wait(arrived)
-    assert [rows_of(each, "shop.a") for each in messages] == [{"processed": 1}]
+    assert [processed(each, "shop.a") for each in messages] == [1]
 
 
 # --- the file
@@ -285,24 +285,7 @@ def test_an_address_may_come_before_the_port() -> None:
     assert metering.address("[::]:9102") == ("::", 9102)
 
 
-# --- the signal of the parent
-
-
-def test_the_parent_gets_the_counts_of_its_workers(installed: None) -> None:
-    parcels(*[""] * 6)
-    received: list[dict[str, Any]] = []
-
-    def receive(**sent: Any) -> None:
-        received.append(sent)
-
-    workers_counted.connect(receive)
-    try:
-        report, _ = pool.run(deliver, workers=2, stop=Stop())
-    finally:
-        workers_counted.disconnect(receive)
-    assert report.processed == 6
-    assert sum(each["counts"]["processed"] for each in received) == 6
-    assert {each["processor"].name for each in received} == {"warehouse.deliver"}
+# --- the workers of a run
 
 
 @pytest.mark.parametrize("is_share", [True, False])
@@ -311,7 +294,7 @@ def test_a_share_of_a_run_is_no_success_of_the_whole(is_share: bool, installed: 
     found: list[Samples] = []
     with sent(found.append, Counts(is_share=is_share)):
         assert deliver.run().processed == 1
-    assert sum(rows_of(each, deliver.name).get("processed", 0) for each in found) == 1
+    assert sum(processed(each, deliver.name) for each in found) == 1
     names = {name for each in found for name, _ in each}
     assert (metrics.LAST_SUCCESS in names) is not is_share
 
@@ -436,7 +419,7 @@ def test_a_scrape_within_the_time_sends_no_query(
     installed: None, django_assert_num_queries: Any
 ) -> None:
     parcels("")
-    found = prometheus.Gauges(lambda: [deliver], fresh_for=0.0)
+    found = prometheus.Gauges(lambda: [deliver])
     first = [each.samples for each in found.collect()]
     with django_assert_num_queries(0):
         assert [each.samples for each in found.collect()] == first
