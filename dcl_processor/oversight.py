@@ -42,7 +42,6 @@ class Progress:
     """What a worker of a command has done since its last message; it sends this to its parent."""
 
     pid: int
-    #: Rows, and the seconds of handlers.
     counts: Mapping[str, int] = field(default_factory=dict)
     #: When the run that is under way has begun, by the monotonic clock, which processes share.
     since: float | None = None

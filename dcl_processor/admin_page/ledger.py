@@ -37,9 +37,6 @@ ALL, FOR_ALL = "", ("pause", "resume")
 #: Runs whose figures are in a chart, and characters of a state.
 MOST_RUNS, LONGEST = 100, 500
 
-#: The counts that are rows which a handler was called for.
-TRIED = ("processed", "failed", "discarded", "snoozed")
-
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 0.9
 
@@ -105,31 +102,17 @@ def act(
     return getattr(ledger, wanted)(subject, by=by, **given) is not False
 
 
-def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
-    """Return the rows per second, and the seconds per row, of the latest runs, the oldest first.
-
-    The seconds per row are those of handlers.
-    """
-    rates, times = [], []
-    for run in _runs(processor):
-        end = run.finished_at or run.heartbeat_at
-        number = sum(run.counts.get(name, 0) for name in TRIED)
-        rates.append((end.timestamp(), float(run.rate)))
-        if number and run.handler_seconds:
-            times.append((end.timestamp(), run.handler_seconds / number))
-    # Runs that overlap end in another order than they start.
-    return sorted(rates), sorted(times)
-
-
-def _runs(processor: BatchProcessor[Any]) -> list[Any]:
-    """Return the latest runs; none without the ledger, or if it could not be read."""
+def history(processor: BatchProcessor[Any]) -> list[Point]:
+    """Return the rows per second of the latest runs, the oldest first; none without the ledger."""
     if not is_installed():
         return []
     try:
         with _in_time():
-            return list(ledger.history(processor, limit=MOST_RUNS))
+            found = ledger.history(processor, limit=MOST_RUNS)
     except Exception:  # noqa: BLE001  # the panel has the reason
         return []
+    # Runs that overlap end in another order than they start.
+    return sorted(((run.finished_at or run.heartbeat_at).timestamp(), run.rate) for run in found)
 
 
 def _in_time() -> AbstractContextManager[None]:

@@ -217,11 +217,9 @@ def _actions(
 
 
 def _charts(panel: panels.Panel) -> list[Chart]:
-    rates, times = ledger.history(panel.processor)
     drawn = [
         chart("waiting", "Pending rows", "rows", panel.pace.points),
-        chart("pace", "Throughput", "rows per second", rates),
-        chart("times", "Handler time per row", "seconds", times),
+        chart("pace", "Throughput", "rows per second", ledger.history(panel.processor)),
     ]
     return [each for each in drawn if each is not None]
 

@@ -196,7 +196,7 @@ class Ledger:
             if work.send is not None:
                 work.flush(is_last=True)  # to the parent, which writes the row
         works = [work for work in works if work.send is None]
-        if any(work.done().total() or work.has_row or work.error for work in works):
+        if any(work.done() or work.has_row or work.error for work in works):
             self._write_ends(works)
 
     def _write_ends(self, works: list[Work]) -> None:

@@ -67,8 +67,6 @@ class RecordedRun(models.Model):
     finished_at = models.DateTimeField(null=True)
     #: Rows, by the names that a report has for them.
     counts = models.JSONField(default=dict)
-    #: Seconds that handlers have taken, one call after another.
-    handler_seconds = models.FloatField(default=0)
     #: Why it ended, as in a report; empty while it goes on.
     stopped = models.CharField(max_length=20, default="")
     #: The last error that ended it, or that a row failed with.

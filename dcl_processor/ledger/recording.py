@@ -28,8 +28,8 @@ from .tables import alias
 if TYPE_CHECKING:
     from dcl_processor.runner.counters import Counters
 
-#: The counts that are kept, and the seconds that handlers have taken.
-KEPT, SECONDS = (*COUNTS, "to_retry"), "handler_seconds"
+#: The counts that are kept.
+KEPT = (*COUNTS, "to_retry")
 
 #: Seconds between two writes of a row of which nothing has changed.
 HEARTBEAT = 10.0
@@ -178,7 +178,6 @@ class Work:
     def _values(self, done: Counter[str], *, is_last: bool) -> dict[str, Any]:
         values: dict[str, Any] = {
             "counts": {name: done[name] for name in KEPT},
-            "handler_seconds": done[SECONDS],
             "heartbeat_at": DatabaseNow(),
             "seen": self.seen,
             "at_work": self.at_work and not is_last,
@@ -198,11 +197,10 @@ class Work:
         return (self.stopped or "drained") if is_known else "failures"
 
 
-def _counted(run: Counters) -> dict[str, Any]:
+def _counted(run: Counters) -> dict[str, int]:
     """Return what a run has done so far."""
     # By name, because it may add a name meanwhile.
-    found = {name: number for name in KEPT if (number := run.counts.get(name, 0))}
-    return {**found, SECONDS: run.handler_seconds}
+    return {name: number for name in KEPT if (number := run.counts.get(name, 0))}
 
 
 def looked(processor: str) -> None:

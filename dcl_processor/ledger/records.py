@@ -49,7 +49,6 @@ class Recorded(Plain):
     #: "running", "finished" or "lost".
     state: str
     counts: dict[str, int]
-    handler_seconds: float
     #: Rows tried per second since the start.
     rate: float
     stopped: str

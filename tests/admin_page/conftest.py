@@ -117,13 +117,9 @@ def refused(payments: MakePayments) -> list[Payment]:
 @pytest.fixture
 def runs(db: None) -> None:
     """Record three runs of the processor, the last of which had no row for its handlers."""
-    for ago, took, done, failed, spent in (
-        (30, 60, 100, 20, 60),
-        (20, 12.5, 50, 0, 5),
-        (9, 1, 0, 0, 0),
-    ):
+    for ago, took, done, failed in ((30, 60, 100, 20), (20, 12.5, 50, 0), (9, 1, 0, 0)):
         end = timezone.now() - timedelta(minutes=ago)
-        times = {"heartbeat_at": end, "finished_at": end}
-        counts = {"counts": {"processed": done, "failed": failed}, "handler_seconds": spent}
+        own = {"heartbeat_at": end, "finished_at": end, "pid": 1}
+        counts: Any = {"counts": {"processed": done, "failed": failed}}
         begun = end - timedelta(seconds=took)
-        RecordedRun.objects.create(processor=NAME, pid=1, started_at=begun, **times, **counts)
+        RecordedRun.objects.create(processor=NAME, started_at=begun, **own, **counts)

@@ -332,8 +332,8 @@ def test_a_pause_recorded_runs_and_the_page_of_one_row_are_accessible(
     def look_at_processor() -> None:
         page.goto(DETAIL)
         expect(page.locator("#p0-control.dcl-alarm")).to_contain_text("aused since")
-        page.get_by_text("Handler time per row as a table").click()
-        expect(page.get_by_role("img")).to_have_count(2)
+        page.get_by_text("Throughput as a table").click()
+        expect(page.get_by_role("img")).to_have_count(1)
 
     browser.do(look_at_processor)
     assert browser.violations(page) == []

@@ -128,17 +128,13 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     assert "given up 5" not in page
 
 
-def test_recorded_runs_are_drawn_with_their_throughput_and_their_handlers_time(
-    viewer: Client, runs: None
-) -> None:
+def test_recorded_runs_are_drawn_with_their_throughput(viewer: Client, runs: None) -> None:
     page = viewer.get(detail(NAME))
-    drawn = {each.key: [figure for *_, figure in each.rows] for each in page.context["charts"]}
-    # The last run called no handler, and has no time of one.
-    assert drawn == {"pace": ["2", "4", "0"], "times": ["0.5", "0.1"]}
+    (drawn,) = page.context["charts"]
+    assert [figure for *_, figure in drawn.rows] == ["2", "4", "0"]
     shown = page.content.decode()
     assert "Throughput (rows per second), at most 4<" in shown
-    assert "Handler time per row (seconds), at most 0.5<" in shown
-    assert shown.count("<polyline") == 2
+    assert shown.count("<polyline") == 1
 
 
 def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:

@@ -32,7 +32,7 @@ def updates() -> tuple[int, int]:
 def test_the_second_by_second_writes_touch_no_index() -> None:
     work = Work("shop.recorded", "watch")
     counts = Counter[str]()
-    run: Any = SimpleNamespace(counts=counts, handler_seconds=0.0)
+    run: Any = SimpleNamespace(counts=counts)
     work.begin(run)
 
     def all_fit() -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 from django.db import DataError, OperationalError, ProgrammingError, connection
-from django.db.models import QuerySet
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import dcl_processor.ledger as api
-from dcl_processor import BatchProcessor, oversight
+from dcl_processor import oversight
 from dcl_processor.ledger import desk, recording, records
 from dcl_processor.ledger import ledger as module
 from dcl_processor.ledger.ledger import Ledger
@@ -40,7 +38,7 @@ NAME = "shop.recorded"
 
 def ran(**counts: int) -> Any:
     """Return the counts of a run that has tried these rows."""
-    return SimpleNamespace(counts=Counter(counts), handler_seconds=0.0)
+    return SimpleNamespace(counts=Counter(counts))
 
 
 def processor(handler: Any = the.ignore, **options: Any) -> Any:
@@ -139,62 +137,6 @@ def test_a_handler_that_takes_long_is_shown_while_it_works(ledger: Ledger) -> No
     assert [each.state for each in api.history(NAME)] == ["finished"]
 
 
-def _lasted(found: Any) -> float:
-    seconds: float = (found.finished_at - found.started_at).total_seconds()
-    return seconds
-
-
-def test_the_time_of_handlers_is_recorded_without_the_time_around_them() -> None:
-    the.errands(3)
-
-    def handle(row: Errand) -> None:
-        time.sleep(0.05 * row.place)
-        if row.place == 2:
-            raise OSError
-
-    @contextmanager
-    def resource() -> Iterator[None]:
-        time.sleep(0.3)
-        yield
-
-    class Slow(BatchProcessor[Errand]):
-        name = NAME
-        done: Mapping[str, Any] = {"done": True}
-
-        def pending(self) -> QuerySet[Errand]:
-            return the.PENDING
-
-        def resource(self) -> Any:
-            return resource()
-
-        def process(self, row: Errand, _: None) -> None:
-            handle(row)
-
-    Slow()()
-    (found,) = api.history(NAME)
-    assert 0.15 <= found.handler_seconds <= _lasted(found) - 0.3
-    assert found.as_dict()["handler_seconds"] == found.handler_seconds
-
-
-def test_a_call_for_several_rows_is_one_call() -> None:
-    the.errands(20)
-
-    class Batches(BatchProcessor[Errand]):
-        name = NAME
-        done: Mapping[str, Any] = {"done": True}
-        batch_size = 10
-
-        def pending(self) -> QuerySet[Errand]:
-            return the.PENDING
-
-        def process_batch(self, rows: Any) -> None:
-            time.sleep(0.1)
-
-    Batches()()
-    (found,) = api.history(NAME)
-    assert 0.2 <= found.handler_seconds <= _lasted(found)
-
-
 def test_a_run_that_only_met_rows_of_other_workers_is_not_recorded() -> None:
     work = Work(NAME, "run")
     work.end(ran(stale=3))
@@ -244,17 +186,17 @@ def test_a_record_whose_first_write_failed_is_written_later() -> None:
 def test_the_workers_of_a_command_are_one_row_and_one_that_died_is_not_forgotten() -> None:
     work = Work(NAME, "run")
     for number, pid, counts, seen, error in (
-        (1, 11, {"processed": 2, "handler_seconds": 4}, 5, ""),
+        (1, 11, {"processed": 2}, 5, ""),
         (2, 12, {"processed": 3, "failed": 1}, 4, "no"),
-        (1, 13, {"processed": 1, "handler_seconds": 2}, 5, ""),
+        (1, 13, {"processed": 1}, 5, ""),
     ):
         work.progress(number, Progress(pid, counts, since=1.0, seen=seen, error=error))
     work.flush()
     row = RecordedRun.objects.get()
-    found = row.counts["processed"], row.counts["failed"], row.handler_seconds
-    assert (*found, row.seen, row.error) == (6, 1, 6, 4, "no")
+    found = row.counts["processed"], row.counts["failed"], row.seen, row.error
+    assert found == (6, 1, 4, "no")
     assert row.workers == [
-        {"worker": 1, "pid": 13, "processed": 3, "handler_seconds": 6},
+        {"worker": 1, "pid": 13, "processed": 3},
         {"worker": 2, "pid": 12, "processed": 3, "failed": 1},
     ]
 

@@ -92,7 +92,6 @@ class Migration(migrations.Migration):
                 ("heartbeat_at", models.DateTimeField()),
                 ("finished_at", models.DateTimeField(null=True)),
                 ("counts", models.JSONField(default=dict)),
-                ("handler_seconds", models.FloatField(default=0)),
                 ("stopped", models.CharField(default="", max_length=20)),
                 ("error", models.CharField(default="", max_length=500)),
                 ("workers", models.JSONField(default=list)),
