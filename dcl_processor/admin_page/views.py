@@ -293,7 +293,7 @@ class Chart:
     unit: str
     points: str
     highest: str
-    rows: tuple[tuple[datetime, str, str], ...]
+    rows: tuple[tuple[datetime, str], ...]
     summary: str
     width: int = WIDTH
     height: int = HEIGHT
@@ -317,18 +317,11 @@ def chart(key: str, title: str, unit: str, values: Sequence[tuple[float, float]]
     # From the last one back, so that it is always among them.
     step = -(-len(values) // MOST_ROWS)
     listed = values[::-step][::-1]
-    times = [(datetime.fromtimestamp(at, UTC), value) for at, value in listed]
-    rows = tuple((at, _time(at), _figure(value)) for at, value in times)
-    (_, first, was), (_, last, now) = rows[0], rows[-1]
-    highest = _figure(most)
-    summary = f"{title}: {was} at {first}, {now} at {last} UTC, {highest} at most."
+    rows = tuple((datetime.fromtimestamp(at, UTC), _figure(value)) for at, value in listed)
+    (first, was), (last, now) = rows[0], rows[-1]
+    highest, form = _figure(most), "%Y-%m-%d %H:%M:%S"
+    summary = f"{title}: {was} at {first:{form}}, {now} at {last:{form}} UTC, {highest} at most."
     return Chart(key, title, unit, points, highest, rows, summary)
-
-
-def _time(at: datetime) -> str:
-    """Write a time, with its date unless it is of today: a recorded run may be two weeks old."""
-    is_today = at.date() == datetime.now(UTC).date()
-    return f"{at:%H:%M:%S}" if is_today else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _figure(value: float) -> str:
