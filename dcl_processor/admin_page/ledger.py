@@ -116,6 +116,6 @@ def history(processor: BatchProcessor[Any]) -> list[Point]:
 
 
 def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.tables import alias  # its tables are models of an app
+    from dcl_processor.ledger.models import alias  # its tables are models of an app
 
     return reading(alias(), READ_WITHIN)

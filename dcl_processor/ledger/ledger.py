@@ -16,12 +16,11 @@ from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
 
 from .desk import POLL, Desk, UnreachableError, is_inline
-from .models import TEXT
+from .models import TEXT, alias, ensure
 from .orders import Orders, name_of, read_orders
 from .overseer import RunOverseer
 from .recording import Work, looked
 from .records import prune
-from .tables import alias, ensure
 from .tokens import Grant, Tokens, take
 
 if TYPE_CHECKING:

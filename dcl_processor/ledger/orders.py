@@ -28,8 +28,7 @@ from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
 from dcl_processor.watch import notify
 from dcl_processor.worker import this_user
 
-from .models import NAME, PERSON, TEXT, Control
-from .tables import alias, bounded_wait, ensure, row_of, utc
+from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, row_of, utc
 
 #: All processors, in the place of one.
 ALL = ""

@@ -22,8 +22,7 @@ from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.oversight import Progress
 from dcl_processor.report import COUNTS
 
-from .models import HOST, Look, RecordedRun
-from .tables import alias
+from .models import HOST, Look, RecordedRun, alias
 
 if TYPE_CHECKING:
     from dcl_processor.runner.counters import Counters

@@ -13,10 +13,19 @@ from django.db.models import Case, Q, QuerySet, Value, When
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 
-from .models import TEXT, Control, Look, OperatorAction, RecordedRun
+from .models import (
+    TEXT,
+    Control,
+    Look,
+    OperatorAction,
+    Plain,
+    RecordedRun,
+    alias,
+    bounded_wait,
+    utc,
+)
 from .orders import ALL, Subject, is_paused, name_of, person
 from .recording import KEPT
-from .tables import Plain, alias, bounded_wait, utc
 
 R = TypeVar("R", bound=Plain)
 

@@ -164,7 +164,7 @@ def refuse_without_ledger() -> None:
 
 
 def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.tables import alias  # has models
+    from dcl_processor.ledger.models import alias  # has models
 
     return reading(alias(), READ_WITHIN)
 

@@ -8,9 +8,8 @@ import pytest
 from django.db import OperationalError, transaction
 
 from dcl_processor import Breaker, ledger
-from dcl_processor.ledger import orders, tables
-from dcl_processor.ledger.models import Control
-from dcl_processor.ledger.tables import ensure
+from dcl_processor.ledger import models, orders
+from dcl_processor.ledger.models import Control, ensure
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 
@@ -53,7 +52,7 @@ def test_an_order_does_not_wait_without_end_for_a_row_that_another_session_has_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Forced: the other session keeps its lock until the order has ended."""
-    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
+    monkeypatch.setattr(models, "LOCK_WAIT", 0.2)
     ensure(NAME)
     locked, go_on = threading.Event(), threading.Event()
 
