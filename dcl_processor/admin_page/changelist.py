@@ -7,7 +7,6 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.sites import AdminSite
-from django.core.exceptions import FieldError
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
@@ -142,7 +141,7 @@ class StateFilter(admin.SimpleListFilter):
             if not shares_keys(queryset.model, question.model):  # as the system checks report
                 return queryset.none()
             found = STATES[wanted][1](self.processor, question)
-        except (rows.NotRecordedError, ProcessorError, FieldError) as error:
+        except (rows.NotRecordedError, ProcessorError) as error:
             messages.warning(request, explain(error, self.processor))
             return queryset.none()
         if found is None:
@@ -156,7 +155,7 @@ class StateFilter(admin.SimpleListFilter):
 def _found(find: Find, processor: BatchProcessor[Any], question: Question[Any]) -> rows.Rows:
     try:
         return find(processor, question)
-    except (rows.NotRecordedError, FieldError):  # the system checks report a name of no column
+    except rows.NotRecordedError:
         return None
 
 
