@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError, ProgrammingError, connection
+from django.db import OperationalError, connection
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -262,9 +262,7 @@ def test_a_worker_that_has_sent_its_end_sends_no_earlier_state_after_it() -> Non
     assert [each.is_last for each in sent] == [True]
 
 
-def failing(
-    monkeypatch: pytest.MonkeyPatch, times: float, error: type[Exception] = OperationalError
-) -> list[Work]:
+def failing(monkeypatch: pytest.MonkeyPatch, times: float) -> list[Work]:
     """Let the first tries to write the end of a record fail; return the tries."""
     real, tries = Work.flush, []
 
@@ -272,7 +270,7 @@ def failing(
         if is_last:
             tries.append(work)
             if len(tries) <= times:
-                raise error("terminating connection")
+                raise OperationalError("terminating connection")
         real(work, is_last=is_last)
 
     monkeypatch.setattr(Work, "flush", flush)
@@ -309,17 +307,6 @@ def test_the_end_of_a_record_is_tried_for_five_seconds(
     failing(monkeypatch, math.inf)
     processor()()
     assert sum(seconds) == pytest.approx(5, abs=0.2)
-
-
-@pytest.mark.parametrize("error", [ProgrammingError, DataError, ValueError])
-def test_an_end_that_would_fail_again_is_tried_once(
-    monkeypatch: pytest.MonkeyPatch, seconds: list[float], error: type[Exception]
-) -> None:
-    """Without the tables, for instance: before ``migrate``."""
-    the.errands(1)
-    tries = failing(monkeypatch, math.inf, error)
-    processor()()
-    assert (len(tries), seconds) == (1, [])
 
 
 def test_no_end_is_tried_again_where_tables_are_missing(
