@@ -20,7 +20,7 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.row import show
-from dcl_processor.insights.rows import parse_pk
+from dcl_processor.insights.rows import key_of, question_of
 from dcl_processor.management.wording import holder
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
@@ -101,7 +101,8 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
     processor = _processor(object_id)
     text = unquote(key)
     try:
-        found = show(processor, parse_pk(processor, text), seconds=panels.PANEL)
+        pk = key_of(question_of(processor, None).model, text)
+        found = show(processor, pk, seconds=panels.PANEL)
     except Exception as error:
         raise Http404(explain(error, processor)) from error
     locked = found.locked
