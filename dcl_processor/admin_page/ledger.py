@@ -1,6 +1,6 @@
 """What the page takes from the run ledger, an app of its own that may not be installed.
 
-Without it the page has no buttons to pause, resume, stop and run a processor, and no history.
+Without it the page has no buttons to pause, resume, stop and run a processor.
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ CONTROLS: Mapping[str, str] = {
 #: The order for all processors has no name: it is that of the ledger's ``ALL``.
 ALL, FOR_ALL = "", ("pause", "resume")
 
-#: Runs whose figures are in a chart, and characters of a state.
-MOST_RUNS, LONGEST = 100, 500
+#: Characters of a state.
+LONGEST = 500
 
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 0.9
-
-#: A time in seconds since 1970, and a figure.
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +97,6 @@ def act(
             raise InvalidOption(f"{error}.") from error
     # Only a pause and its end say so: of two at once the second changes nothing.
     return getattr(ledger, wanted)(subject, by=by, **given) is not False
-
-
-def history(processor: BatchProcessor[Any]) -> list[Point]:
-    """Return the rows per second of the latest runs, the oldest first; none without the ledger."""
-    if not is_installed():
-        return []
-    try:
-        with _in_time():
-            found = ledger.history(processor, limit=MOST_RUNS)
-    except Exception:  # noqa: BLE001  # the panel has the reason
-        return []
-    # Runs that overlap end in another order than they start.
-    return sorted(((run.finished_at or run.heartbeat_at).timestamp(), run.rate) for run in found)
 
 
 def _in_time() -> AbstractContextManager[None]:

@@ -11,7 +11,6 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.ledger.models import RecordedRun
 from sample_app.shop.models import Customer, Order, Payment
 
 VIEW, OPERATE = "view_processors", "operate_processors"
@@ -112,14 +111,3 @@ def refused(payments: MakePayments) -> list[Payment]:
         *payments(3, state=Payment.State.REFUSED, attempts=4, last_error="NotCharged: no route"),
         *payments(2, state=Payment.State.REFUSED, attempts=1, last_error="Refused: stolen card"),
     ]
-
-
-@pytest.fixture
-def runs(db: None) -> None:
-    """Record three runs of the processor, the last of which had no row for its handlers."""
-    for ago, took, done, failed in ((30, 60, 100, 20), (20, 12.5, 50, 0), (9, 1, 0, 0)):
-        end = timezone.now() - timedelta(minutes=ago)
-        own = {"heartbeat_at": end, "finished_at": end, "pid": 1}
-        counts: Any = {"counts": {"processed": done, "failed": failed}}
-        begun = end - timedelta(seconds=took)
-        RecordedRun.objects.create(processor=NAME, started_at=begun, **own, **counts)

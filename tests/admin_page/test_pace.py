@@ -73,9 +73,9 @@ def test_the_address_of_many_processors_is_taken_by_servers() -> None:
 def test_a_chart_says_in_words_what_it_shows() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     later = at + timedelta(days=13)
-    found = chart("pace", "Throughput", "rows", [(at.timestamp(), 1), (later.timestamp(), 2)])
+    found = chart([(at.timestamp(), 1_000), (later.timestamp(), 200)])
     assert found is not None
-    assert found.rows == ((at, "1"), (later, "2"))
+    assert found.rows == ((at, 1_000), (later, 200))
     assert found.summary == (
-        "Throughput: 1 at 2026-01-02 03:04:05, 2 at 2026-01-15 03:04:05 UTC, 2 at most."
+        "Pending rows: 1,000 at 2026-01-02 03:04:05, 200 at 2026-01-15 03:04:05 UTC, 1,000 at most."
     )

@@ -19,7 +19,7 @@ from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels,
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
-from tests.admin_page.conftest import NAME, MakePayments
+from tests.admin_page.conftest import MakePayments
 from tests.admin_page.test_permissions import ADDRESSES
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,15 +126,6 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     page = viewer.get(INDEX).content.decode()
     assert "could not be found out: not asked" in page
     assert "given up 5" not in page
-
-
-def test_recorded_runs_are_drawn_with_their_throughput(viewer: Client, runs: None) -> None:
-    page = viewer.get(detail(NAME))
-    (drawn,) = page.context["charts"]
-    assert [figure for *_, figure in drawn.rows] == ["2", "4", "0"]
-    shown = page.content.decode()
-    assert "Throughput (rows per second), at most 4<" in shown
-    assert shown.count("<polyline") == 1
 
 
 def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,6 @@ def test_the_page_of_the_admin_does_not_wait_without_end_for_a_ledger_that_is_lo
     processor = the.transactional(the.ignore, name="shop.locked")
     with locked():
         assert page.controls([processor])[processor.name].state.startswith("not known: ")
-        assert page.history(processor) == []
     assert page.controls([processor])[processor.name].state == "running"
 
 
@@ -223,31 +222,6 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_follows_an_older_order_to_s
         os.kill(killed, signal.SIGKILL)
         (gate / "open").touch()
         assert watcher.process.wait(PATIENCE) == 0
-
-
-def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
-    at = timezone.now()
-
-    def ago(minutes: float) -> datetime:
-        return at - timedelta(minutes=minutes)
-
-    processor = the.transactional(the.ignore, name="shop.charts")
-    of: dict[str, Any] = {
-        "processor": processor.name,
-        "kind": "run",
-        "host": "a",
-        "pid": 1,
-        "counts": {"processed": 5, "discarded": 1},
-    }
-    RecordedRun.objects.create(started_at=ago(1), heartbeat_at=ago(0), **of)
-    for end in (50, 20):
-        RecordedRun.objects.create(
-            started_at=ago(end + 1), heartbeat_at=ago(end), finished_at=ago(end), **of
-        )
-    rates = page.history(processor)
-    ends = [ago(each).timestamp() for each in (50, 20, 0)]
-    assert [end for end, _ in rates] == ends
-    assert [rate for _, rate in rates] == pytest.approx([0.1] * 3)
 
 
 def _records() -> list[RecordedRun]:
