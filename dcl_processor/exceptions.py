@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signing import BadSignature
-from django.db.utils import OperationalError
 
 from .errors import represent
 from .masking import shown
@@ -110,17 +109,6 @@ class ReadOnlyDatabase(ProcessorError):
         super().__init__(
             f"expected the database {using!r} to accept writes, got one that is read-only; "
             "connect to the primary, make the session writable, or wait until it accepts writes."
-        )
-
-
-class LedgerLocked(ProcessorError, OperationalError):
-    """Another session keeps a row of the ledger locked for too long; the order is not given."""
-
-    def __init__(self, name: str, seconds: float) -> None:
-        super().__init__(
-            f"{name or 'all processors'}: expected the row in the ledger to be free within "
-            f"{seconds:g} s, got one that another session has locked; end that session, such as a "
-            "forgotten transaction or a backup, and give the order again."
         )
 
 

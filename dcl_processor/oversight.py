@@ -6,8 +6,8 @@ when Django has loaded it. Without it a run makes no call, starts no thread and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a worker of a command has done since its start; it sends this to its parent."""
+    """What a worker of a command has done since its last message; it sends this to its parent."""
 
     pid: int
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -50,9 +50,6 @@ class Progress:
     error: str = ""
     #: Whether the worker has ended its work, and sends no more.
     is_last: bool = False
-    #: Seconds that its handlers have taken, and those of the slowest call.
-    handler_seconds: float = 0.0
-    slowest: float = 0.0
 
 
 _find: Callable[[], Oversight | None] | None = None
@@ -85,29 +82,13 @@ def connections_of(using: str) -> int:
 
 def command(kind: str, names: Collection[str]) -> AbstractContextManager[Command | None]:
     """Record the command of the block; ``kind``: "run" or "watch"."""
-    return _recorded(lambda found: found.command(kind, names))
+    found = installed()
+    return nullcontext() if found is None else found.command(kind, names)
 
 
 def worker(
     names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
 ) -> AbstractContextManager[Command | None]:
     """Send what the worker of the block does to its parent; ``stops``: by ``older_stops()``."""
-    return _recorded(lambda found: found.worker(names, send, stops))
-
-
-@contextmanager
-def _recorded(begin: Callable[[Oversight], Command]) -> Iterator[Command | None]:
     found = installed()
-    if found is None:
-        yield None
-        return
-    record = begin(found)
-    ended_by: BaseException | None = None
-    try:
-        yield record
-    except BaseException as error:
-        ended_by = error
-        raise
-    finally:
-        found.end_command(record, ended_by)
-        ended_by = None  # or it would keep this frame, and this frame the error
+    return nullcontext() if found is None else found.worker(names, send, stops)

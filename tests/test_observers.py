@@ -13,10 +13,12 @@ from django.db import connection
 from django.dispatch import Signal
 
 from dcl_processor import BatchProcessor, Retry, Snooze, observers
+from dcl_processor.contrib.prometheus import exposition
+from dcl_processor.contrib.prometheus.exposition import Counts
 from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.execution import calls
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics import Collector
+from dcl_processor.metrics import LAST_SUCCESS
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.report import Report
 from dcl_processor.signals import row_finished, row_started, run_finished, run_started
@@ -220,12 +222,12 @@ def test_the_age_of_a_row_is_measured_at_its_claim() -> None:
 
     the.errands(1, claimed_at=timezone.now() - timedelta(minutes=5))
     the.errands(1, claimed_at=None)
-    collector = Collector()
-    with looking_on(collector):
+    counts = Counts()
+    with looking_on(counts):
         the.transactional(lambda row: None, name="shop.age", pending_since="claimed_at").run()
-    age = collector.snapshot()["shop.age"].age
-    assert age.number == 1
-    assert 299.0 < age.total < 330.0
+    found = {name: value for (name, _), value in counts.samples().items()}
+    assert found[f"{exposition.AGE}_count"] == 1
+    assert 299.0 < found[f"{exposition.AGE}_sum"] < 330.0
 
 
 def test_outcomes_retries_and_lost_leases_are_counted() -> None:
@@ -241,13 +243,15 @@ def test_outcomes_retries_and_lost_leases_are_counted() -> None:
                 Errand.objects.filter(pk=row.pk).update(leased_until=None)
 
     retry = Retry(3, backoff=60, jitter=0)
-    collector = Collector()
-    with looking_on(collector):
+    counts = Counts()
+    with looking_on(counts):
         the.at_least_once(handle, name="shop.outcomes", retry=retry).run()
-    tally = collector.snapshot()["shop.outcomes"]
-    assert tally.rows == {"processed": 1, "failed": 1, "snoozed": 1}
-    assert (tally.retries, tally.lost_leases, tally.handler.number) == (1, 1, 4)
-    assert tally.last_success is not None  # the failed row is to be tried again
+    found = {name: value for (name, _), value in counts.samples().items()}
+    rows = [dict(labels).get("outcome") for (_, labels), n in counts.samples().items() if n == 1]
+    assert {*rows} - {None} == {"processed", "failed", "snoozed"}
+    assert found[f"{exposition.RETRIES}_total"] == found[f"{exposition.LOST_LEASES}_total"] == 1
+    assert found[f"{exposition.HANDLER}_count"] == 4
+    assert LAST_SUCCESS in found  # the failed row is to be tried again
 
 
 class Raising(Observer):
@@ -298,7 +302,7 @@ def test_an_observer_costs_no_statement_and_no_round_trip() -> None:
 
     messages()
     alone = messages()
-    with looking_on(Noting(), Collector()), exporting():
+    with looking_on(Noting(), Counts()), exporting():
         assert messages() == alone
     with received(row_finished):
         assert messages() > alone

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.sites import AdminSite
-from django.core.exceptions import FieldError
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
@@ -18,13 +17,14 @@ from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.diagnosis import describe, explain
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights import rows
+from dcl_processor.insights.rows import key_text
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
 from . import audit, confirming, views
-from .choosing import BUDGET, MOST, ROWS, Wanted, elsewhere
+from .choosing import BUDGET, MOST, ROWS, RefusedError, Wanted, elsewhere
 from .models import Processor
 
 #: Rows that one request handles at most: the person waits for their handlers.
@@ -43,7 +43,7 @@ def process_now(
         pks = _keys(processor, chosen, MOST_NOW + 1)
         wanted = Q(pk__in=pks[:MOST_NOW])
         report = processor.run(filter=wanted, timeout=BUDGET, wait_for_locked=0)
-    except confirming.RefusedError as refused:
+    except RefusedError as refused:
         messages.error(request, str(refused))
         return
     except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
@@ -80,9 +80,9 @@ def confirm(
     """Return the page that asks whether to go on; it acts in chunks, however many were chosen."""
     page: Any = site.get_model_admin(Processor)
     try:
-        pks = _keys(processor, chosen, MOST + 1)
-        context = confirming.to_confirm(request, processor, action, Wanted(ROWS), pks)
-    except confirming.RefusedError as refused:
+        keys = [key_text(pk) for pk in _keys(processor, chosen, MOST + 1)]
+        context = confirming.to_confirm(request, processor, action, Wanted(ROWS), keys)
+    except RefusedError as refused:
         messages.error(request, str(refused))
         return redirect(request.get_full_path())
     except Exception as error:  # noqa: BLE001  # a sentence, for instance of a database that is down
@@ -93,7 +93,7 @@ def confirm(
 
 def _keys(processor: BatchProcessor[Any], chosen: QuerySet[Any], most: int) -> list[Any]:
     if why := elsewhere(processor, chosen):
-        raise confirming.RefusedError(why)
+        raise RefusedError(why)
     with reading(chosen.db, BUDGET):
         return [*chosen.order_by("pk").values_list("pk", flat=True)[:most]]
 
@@ -141,7 +141,7 @@ class StateFilter(admin.SimpleListFilter):
             if not shares_keys(queryset.model, question.model):  # as the system checks report
                 return queryset.none()
             found = STATES[wanted][1](self.processor, question)
-        except (rows.NotRecordedError, ProcessorError, FieldError) as error:
+        except (rows.NotRecordedError, ProcessorError) as error:
             messages.warning(request, explain(error, self.processor))
             return queryset.none()
         if found is None:
@@ -155,7 +155,7 @@ class StateFilter(admin.SimpleListFilter):
 def _found(find: Find, processor: BatchProcessor[Any], question: Question[Any]) -> rows.Rows:
     try:
         return find(processor, question)
-    except (rows.NotRecordedError, FieldError):  # the system checks report a name of no column
+    except rows.NotRecordedError:
         return None
 
 

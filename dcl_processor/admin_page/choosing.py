@@ -5,23 +5,21 @@ The rows are chosen as the command chooses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from django.core import signing
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Model, QuerySet
 
 from dcl_processor import steady as time
-from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import rows
-from dcl_processor.insights.rows import key_of, key_text, parse_pk
+from dcl_processor.insights.rows import key_of, key_text
 from dcl_processor.management.acting import (
     CHANGED,
     DISCARD,
@@ -32,7 +30,7 @@ from dcl_processor.management.acting import (
     Chooser,
 )
 from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
+from dcl_processor.operator_states import default_age, is_distinct
 from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
@@ -44,11 +42,15 @@ LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discar
 #: In the place of a state: the rows whose keys were given.
 ROWS = "rows"
 
-#: Rows of one confirmation, which its form carries, and of one chunk.
-MOST, CHUNK = 10_000, 500
+#: Rows of one confirmation, which its form carries.
+MOST = 10_000
 
-#: Seconds that a request may take to choose rows, or to write to them.
+#: Seconds that a request waits for an answer about rows, and after which it tries no other row.
 BUDGET = 5.0
+
+
+class RefusedError(Exception):
+    """An action that is not done; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,70 +60,44 @@ class Wanted:
     state: str
     kind: str | None = None
 
-    def among(
-        self, processor: BatchProcessor[Any], question: Question[Any]
-    ) -> QuerySet[Any, Any] | None:
-        """Return the rows; ``None``: any row of the model that has one of the keys."""
-        match self.state:
-            case "rows":
-                return None
-            case "in_doubt":
-                found = rows.in_doubt(processor, question, default_age(processor))
-            case _:
-                found = rows.given_up(processor, question)
-        found = question.table.none() if found is None else found
-        return found if self.kind is None else rows.of_kind(processor, found, self.kind)
 
+class FirstRows(Chooser):
+    """Chooses among the first rows alone: those that one confirmation takes, and one more."""
 
-@dataclass(frozen=True, slots=True)
-class KeysChooser(Chooser):
-    """Chooses among rows of these keys, if they still are in the state that was wanted."""
-
-    keys: Sequence[Any] = ()
-    among: QuerySet[Any, Any] | None = None
+    __slots__ = ()
 
     def find(self) -> tuple[QuerySet[Any], list[Any]]:
-        """Return the rows that have the keys, and the keys of which there is no such row."""
-        if self.among is not None:  # one that has left the state meanwhile is left out
-            return self.among.filter(pk__in=self.keys), []
-        found = self.question.table.filter(pk__in=self.keys)
-        there = set(found.order_by().values_list("pk", flat=True))
-        return found, [pk for pk in self.keys if pk not in there]
+        """Return these rows, and the keys of which there is none."""
+        found, missing = super().find()
+        read = found.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
+        return found.filter(pk__in=list(dict.fromkeys(read))), missing
 
 
 def choose(
     processor: BatchProcessor[Any],
     action: str,
     wanted: Wanted,
-    keys: Sequence[Any] | None = None,
+    keys: Sequence[str] = (),
     *,
     values: dict[str, Any] | None = None,
 ) -> Plan:
-    """Look at the rows until the time is used up, and return what an action would do with them.
+    """Return what an action would do with the rows; ``keys``: as the command reads them.
 
-    ``keys``: those that a person picked; of a state all rows are looked at, in the order of keys.
     Nothing is written, and nothing is locked.
     """
-    end = time.monotonic() + BUDGET
     question = rows.question_of(processor, None)
-    among = wanted.among(processor, question)
+    chosen = {
+        "pk": keys,
+        "in_doubt": default_age(processor) if wanted.state == "in_doubt" else None,
+        "given_up": wanted.state == "given_up",
+        "error": wanted.kind,
+    }
     plan = Plan(processor.name, action, wanted)
-    if keys is None:
-        among = question.table.none() if among is None else among
-        with reading(question.using, BUDGET):
-            read = among.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
-            keys = list(dict.fromkeys(read))
-    for some in chunks(keys):
-        if len(plan.rows) >= MOST or plan.has_more or time.monotonic() > end:
-            plan.has_more = True
-            break
-        chooser = KeysChooser(processor, question, options(values), some, among)
-        with reading(question.using, BUDGET):
-            choice = chooser.choice(plan.act)
-        plan.rows |= choice.rows
-        for why, pks in choice.left.items():
-            plan.left[why] = plan.left.get(why, 0) + len(pks)
-    plan.has_more |= len(keys) > MOST
+    with reading(question.using, BUDGET):
+        choice = FirstRows(processor, question, {**options(values), **chosen}).choice(plan.act)
+    plan.rows = dict([*choice.rows.items()][:MOST])
+    plan.left = {why: len(pks) for why, pks in choice.left.items()}
+    plan.has_more = len(choice.rows) + sum(plan.left.values()) > MOST
     plan.total = len(plan.rows)
     return plan
 
@@ -160,18 +136,12 @@ def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
 def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
     """Return the actions that the processor has, and whether they need values."""
     try:
-        question = rows.question_of(processor, None)
+        rows.question_of(processor, None)
     except Exception:  # noqa: BLE001  # no row of it can be chosen; the panel has the reason
         return {}
-    none = question.table.none()
-    found = {}
-    for name, action in ACTIONS.items():
-        if _can(action, processor, none, options()):
-            found[name] = False
-        elif action.takes_values and _can(
-            action, processor, none, options(anything(question.model))
-        ):
-            found[name] = True
+    found = {} if processor.reset is None else {"requeue": False}
+    if processor.claim is None or is_distinct(processor):
+        found |= {"mark_done": processor.done is None, "discard": processor.failed is None}
     return found
 
 
@@ -181,49 +151,17 @@ def anything(model: type[Model]) -> dict[str, Any]:
     return {next(each.name for each in fields if each not in model._meta.pk_fields): None}
 
 
-def _can(
-    action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], given: dict[str, Any]
-) -> bool:
-    try:
-        action.prepare(processor, none, given)
-    except ImproperlyConfigured:
-        return False
-    return True
-
-
-def chunks(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the keys in chunks."""
-    for at in range(0, len(keys), CHUNK):
-        yield keys[at : at + CHUNK]
-
-
-def keys_of(processor: BatchProcessor[Any], texts: Sequence[str]) -> list[Any]:
-    """Return the primary keys that a form names; raises the errors of ``parse_pk()``.
-
-    ``texts``: escaped as in an address, because a browser changes line breaks in a form's values.
-    """
-    return list(dict.fromkeys(parse_pk(processor, unquote(text)) for text in texts))
-
-
 # --- what an operator confirms: the rows as they were seen, signed, so that no others are written
 
 
 #: Seconds for which a confirmation can be used.
 MAX_AGE = 3600
 
-#: Seconds that a chunk waits for rows that other sessions have locked.
+#: Seconds that a request waits for rows that other sessions have locked.
 PATIENCE = 1.0
-
-#: Seconds after which a request tries no other row, also within a chunk: gunicorn ends a request
-#: after 30.
-LONGEST = 20.0
 
 #: Reasons for which rows were left that are kept.
 MOST_REASONS = 20
-
-
-class InvalidPlan(Exception):
-    """A confirmation that was not made by this page for this user, or is too old."""
 
 
 @dataclass(slots=True)
@@ -259,23 +197,18 @@ class Plan:
 
     @classmethod
     def from_text(cls, text: str, processor: BatchProcessor[Any], user: Any) -> Plan:
-        """Return the plan of a text; raises ``InvalidPlan``."""
+        """Return the plan of a text; raises ``RefusedError``."""
         try:
             document = signing.loads(text, salt=_salt(user), max_age=MAX_AGE)
-            if document["name"] != processor.name:
-                raise InvalidPlan
             model = rows.question_of(processor, None).model
-            return cls(
-                document["name"],
-                document["action"],
-                Wanted(*document["wanted"]),
-                {key_of(model, pk): digest for pk, digest in document["rows"]},
-                document["total"],
-                document["done"],
-                document["left"],
-            )
+            found = {key_of(model, pk): digest for pk, digest in document.pop("rows")}
+            wanted = Wanted(*document.pop("wanted"))
+            plan = cls(**document, wanted=wanted, rows=found)
         except (signing.BadSignature, ValidationError, KeyError, TypeError, ValueError) as error:
-            raise InvalidPlan from error
+            raise RefusedError(NO_PLAN) from error
+        if plan.name != processor.name:
+            raise RefusedError(NO_PLAN)
+        return plan
 
     @property
     def act(self) -> Action:
@@ -289,23 +222,19 @@ class Plan:
         reason: str = "",
         written: list[Any],
     ) -> None:
-        """Write to the rows, chunk by chunk, until the time of a request is used up.
+        """Write to the rows, in transactions of a few, until the time of a request is used up.
 
         ``written``: gets the keys of the rows whose write is committed, also before an error.
         """
-        begun, table = time.monotonic(), rows.question_of(processor, None).table
-        for some in [*chunks([*self.rows])]:
-            seen = {pk: self.rows[pk] for pk in some}
-            write = self.act.prepare(processor, table.filter(pk__in=some), options(values, reason))
-            done = Written()
-            try:
-                write.to_free(seen, done, seconds=PATIENCE, stop_at=begun + LONGEST)
-            finally:
-                # Also before an error, or the next try would find the rows changed by this one.
-                written += done.written
-                self._note(done)
-            if time.monotonic() > begun + BUDGET:
-                return
+        end, table = time.monotonic() + BUDGET, rows.question_of(processor, None).table
+        write = self.act.prepare(processor, table.all(), options(values, reason))
+        done = Written()
+        try:
+            write.to_free(self.rows, done, seconds=PATIENCE, stop_at=end)
+        finally:
+            # Also before an error, or the next try would find the rows changed by this one.
+            written += done.written
+            self._note(done)
 
     def _note(self, done: Written) -> None:
         """Count the rows by what became of them; those that were not tried stay in the plan."""
@@ -326,6 +255,11 @@ class Plan:
     def _forget(self, pks: Iterable[Any]) -> None:
         for pk in pks:
             self.rows.pop(pk, None)
+
+
+NO_PLAN = (
+    "expected a confirmation that this page made for you in the last hour; choose the rows again."
+)
 
 
 def _salt(user: Any) -> str:

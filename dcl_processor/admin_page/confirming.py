@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
 from django.http import HttpRequest
 
 from dcl_processor.diagnosis import explain
-from dcl_processor.exceptions import InvalidOption
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import LONGEST_KIND, key_text
 from dcl_processor.management.acting import named
 from dcl_processor.management.choosing import typed_values
 from dcl_processor.masking import shown
+from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import audit
-from .choosing import (
-    LABELS,
-    MOST,
-    ROWS,
-    InvalidPlan,
-    Plan,
-    Wanted,
-    anything,
-    choose,
-    keys_of,
-    offered,
-)
+from .choosing import LABELS, MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
 
 #: What the states are called.
 STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}
@@ -41,37 +30,23 @@ STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}
 LONGEST_REASON, LONGEST_VALUES = 200, 10_000
 
 
-class RefusedError(Exception):
-    """An action that is not done; the message says why."""
-
-
 def answer(request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, Any] | None:
-    """Return the context of the next form; ``None``: all is done, and the messages say what."""
-    sent = request.POST.get("plan")
-    try:
-        needs = offered(processor)
-        if sent:
-            return _confirmed(request, processor, Plan.from_text(sent, processor, request.user))
-        action = request.POST.get("action", "")
-        if action not in needs:
-            raise RefusedError(f"expected an action that {processor.name} has")
-        state, kind = request.POST.get("state", ""), request.POST.get("kind")
-        kind = None if kind is None else kind[:LONGEST_KIND]
-        if state not in STATES:
-            raise RefusedError("expected rows that are given up, in doubt or selected")
-        picked = None
-        if state == ROWS:
-            picked = _picked(request, processor)
-        return to_confirm(request, processor, action, Wanted(state, kind), picked)
-    except InvalidPlan as error:
-        raise RefusedError(
-            "expected a confirmation that this page made for you in the last hour; choose the rows "
-            "again."
-        ) from error
-    except CommandError as error:
-        raise RefusedError(shown(str(error), 300)) from error
-    except InvalidOption as error:
-        raise RefusedError(explain(error, processor)) from error
+    """Return the context of the next form; ``None``: all is done, and the messages say what.
+
+    Raises ``RefusedError``.
+    """
+    if sent := request.POST.get("plan"):
+        return _confirmed(request, processor, Plan.from_text(sent, processor, request.user))
+    action = request.POST.get("action", "")
+    if action not in offered(processor):
+        raise RefusedError(f"expected an action that {processor.name} has")
+    state, kind = request.POST.get("state", ""), request.POST.get("kind")
+    if state not in STATES:
+        raise RefusedError("expected rows that are given up, in doubt or selected")
+    wanted = Wanted(state, None if kind is None else kind[:LONGEST_KIND])
+    # Escaped as in an address, because a browser changes line breaks in a form's values.
+    keys = [unquote(each) for each in request.POST.getlist("pk")[:MOST]] if state == ROWS else []
+    return to_confirm(request, processor, action, wanted, keys)
 
 
 def to_confirm(
@@ -79,65 +54,41 @@ def to_confirm(
     processor: BatchProcessor[Any],
     action: str,
     wanted: Wanted,
-    keys: list[Any] | None,
+    keys: Sequence[str],
 ) -> dict[str, Any]:
     """Choose the rows, and return the context of the form that asks whether to go on."""
-    needs_values = offered(processor).get(action, False)
-    values = anything(rows.question_of(processor, None).model) if needs_values else None
     try:
+        needs_values = offered(processor).get(action, False)
+        values = anything(rows.question_of(processor, None).model) if needs_values else None
         plan = choose(processor, action, wanted, keys, values=values)
-    except rows.NotRecordedError as error:
-        raise RefusedError(str(error)) from error
+    except CommandError as error:
+        raise RefusedError(shown(str(error), 300)) from error
     except Exception as error:
         raise RefusedError(explain(error, processor)) from error
     return _form(request, processor, plan)
 
 
-def _picked(request: HttpRequest, processor: BatchProcessor[Any]) -> list[Any]:
-    """Return the keys that a person ticked; raises ``InvalidPlan`` for a text that is none."""
-    try:
-        return keys_of(processor, request.POST.getlist("pk")[:MOST])
-    except (ValidationError, ValueError, TypeError) as error:
-        raise InvalidPlan from error
-
-
-def _values(
-    request: HttpRequest, processor: BatchProcessor[Any], plan: Plan
-) -> dict[str, Any] | None:
-    """Return the values that were typed in, if any; raise ``RefusedError``."""
-    model = rows.question_of(processor, None).model
-    try:
-        values = typed_values(model, _lines(request.POST))
-    except CommandError as error:
-        raise RefusedError(shown(str(error), 300)) from error
-    if offered(processor).get(plan.action) and not values:
-        raise RefusedError("expected values, one COLUMN=VALUE a line.")
-    return values or None
-
-
 def _confirmed(
     request: HttpRequest, processor: BatchProcessor[Any], plan: Plan
 ) -> dict[str, Any] | None:
-    reason = _reason(request.POST)
+    reason, trouble, written = _reason(request.POST), "", list[Any]()
     try:
-        values = _values(request, processor, plan)
-    except RefusedError as error:
-        return _form(request, processor, plan, trouble=str(error))
-    written: list[Any] = []
-    trouble = ""
-    try:
-        plan.apply(processor, values=values, reason=reason, written=written)
+        values = typed_values(rows.question_of(processor, None).model, _lines(request.POST))
     except CommandError as error:
-        trouble = shown(str(error), 300)
+        return _form(request, processor, plan, trouble=shown(str(error), 300))
+    if offered(processor).get(plan.action) and not values:
+        said = "expected values, one COLUMN=VALUE a line."
+        return _form(request, processor, plan, trouble=said)
+    try:
+        plan.apply(processor, values=values or None, reason=reason, written=written)
     except Exception as error:  # noqa: BLE001  # a sentence, and what was done before
         trouble = explain(error, processor)
-    finally:
-        message = f"{LABELS[plan.action]} ({_said(plan.wanted)})."
-        if values:
-            message += f" Values: {shown(str(values), 300)}"
-        if reason:
-            message += f" Reason: {reason}"
-        audit.record_rows(request.user, processor, written, message, total=plan.total)
+    message = f"{LABELS[plan.action]} ({_said(plan.wanted)})."
+    if values:
+        message += f" Values: {shown(str(values), 300)}"
+    if reason:
+        message += f" Reason: {reason}"
+    audit.record_rows(request.user, processor, written, message, total=plan.total)
     if plan.rows or trouble:
         return _form(request, processor, plan, trouble=trouble)
     messages.success(request, f"{processor.name}: {_rows(plan.done)} {plan.act.did}.")
@@ -191,8 +142,6 @@ def _chosen(processor: BatchProcessor[Any], plan: Plan) -> str:
         case "given_up":
             return "--given-up"
         case "in_doubt":
-            from dcl_processor.operator_states import default_age
-
             return f"--in-doubt {default_age(processor):g}s"
         case _ if len(plan.rows) <= 20:
             return f"--pk {' '.join(shlex.quote(key_text(pk)) for pk in plan.rows)}"

@@ -1,6 +1,6 @@
 """What the page takes from the run ledger, an app of its own that may not be installed.
 
-Without it the page has no buttons to pause, resume, stop and run a processor, and no history.
+Without it the page has no buttons to pause, resume, stop and run a processor.
 """
 
 from __future__ import annotations
@@ -34,17 +34,11 @@ CONTROLS: Mapping[str, str] = {
 #: The order for all processors has no name: it is that of the ledger's ``ALL``.
 ALL, FOR_ALL = "", ("pause", "resume")
 
-#: Runs whose figures are in a chart, and characters of a state.
-MOST_RUNS, LONGEST = 100, 500
-
-#: The counts that are rows which a handler was called for.
-TRIED = ("processed", "failed", "discarded", "snoozed")
+#: Characters of a state.
+LONGEST = 500
 
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 0.9
-
-#: A time in seconds since 1970, and a figure.
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +99,7 @@ def act(
     return getattr(ledger, wanted)(subject, by=by, **given) is not False
 
 
-def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
-    """Return the rows per second, and the seconds per row, of the latest runs, the oldest first.
-
-    The seconds per row are those of handlers.
-    """
-    rates, times = [], []
-    for run in _runs(processor):
-        end = run.finished_at or run.heartbeat_at
-        number = sum(run.counts.get(name, 0) for name in TRIED)
-        rates.append((end.timestamp(), float(run.rate)))
-        if number and run.handler_seconds:
-            times.append((end.timestamp(), run.handler_seconds / number))
-    # Runs that overlap end in another order than they start.
-    return sorted(rates), sorted(times)
-
-
-def _runs(processor: BatchProcessor[Any]) -> list[Any]:
-    """Return the latest runs; none without the ledger, or if it could not be read."""
-    if not is_installed():
-        return []
-    try:
-        with _in_time():
-            return list(ledger.history(processor, limit=MOST_RUNS))
-    except Exception:  # noqa: BLE001  # the panel has the reason
-        return []
-
-
 def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.tables import alias  # its tables are models of an app
+    from dcl_processor.ledger.models import alias  # its tables are models of an app
 
     return reading(alias(), READ_WITHIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import partial
+from itertools import chain
 from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,11 +59,8 @@ class ProcessorAdminMixin(Base):
         super().__init__(model, admin_site)
         self.form = new_class(self.form.__name__, (RemembersTheRow, self.form))
         if self.actions is not None:
-            self.actions = [*self.actions]
-            for at, processor in enumerate(self.processors):
-                # Django asks it before it offers an action of this processor.
-                setattr(self, f"has_operate_{at}_permission", partial(self._may_act, processor))
-                self.actions += _actions(processor, at)
+            ours = (_actions(each, at) for at, each in enumerate(self.processors))
+            self.actions = [*self.actions, *chain.from_iterable(ours)]
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return what ``manage.py check`` reports of the list."""
@@ -73,10 +70,6 @@ class ProcessorAdminMixin(Base):
         """Return whether the user may act on the processors' rows, and change the model's."""
         may_act = permissions.may_operate(request) and self.has_change_permission(request)
         return may_act and self._has_page()
-
-    def _may_act(self, processor: BatchProcessor[Any], request: HttpRequest) -> bool:
-        # The list of a proxy asks for the permission on the proxy, and an action for the model's.
-        return self.has_operate_permission(request) and permissions.may_act(request, processor)
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Return the list's columns, and those of the retry; errors by their beginnings."""
@@ -184,7 +177,7 @@ def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
     for name, label in labels.items():
         # Django formats a label.
         described = f"{label}: {processor.name}".replace("%", "%%")
-        offered = admin.action(permissions=[f"operate_{at}"], description=described)
+        offered = admin.action(permissions=["operate"], description=described)
         act = offered(_act(processor, name))
         act.__name__ = f"dcl_{name}_{at}"
         yield act
@@ -195,6 +188,7 @@ def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpRespons
         from . import changelist  # as above
 
         may = model_admin.has_operate_permission(request)
+        # The list of a proxy asks for the permission on the proxy, and an action for the model's.
         permissions.require(may and permissions.may_act(request, processor))
         if name != "process":
             site = model_admin.admin_site

@@ -82,7 +82,6 @@ class Number:
     key: str
     label: str
     text: str
-    how: str
     at: datetime | None = None
     is_alarm: bool = False
     #: Whether it would be an alarm, and is not known.
@@ -184,18 +183,19 @@ def ask(
 
 def number(name: str, answer: Answer[Any]) -> Number:
     """Return an answer as it is shown."""
+    at, text = None, "none"
     if isinstance(answer.value, Moment):
-        return Number(name, LABELS[name], wording.moment(answer), answer.how, answer.value.at)
-    is_alarm = name in ALARMS and bool(answer.value)
-    is_unknown = name in ALARMS and answer.value is None
-    text = "none" if answer.value is None and not answer.why else wording.number(answer)
+        at, text = answer.value.at, wording.moment(answer)
+    elif answer.value is not None or answer.why:
+        text = shown(wording.number(answer), LONGEST)
+    alarms = name in ALARMS
     return Number(
         name,
         LABELS[name],
-        shown(text, LONGEST),
-        answer.how,
-        is_alarm=is_alarm,
-        is_unknown=is_unknown,
+        text,
+        at,
+        is_alarm=alarms and bool(answer.value),
+        is_unknown=alarms and answer.value is None,
     )
 
 

@@ -20,13 +20,13 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.row import show
-from dcl_processor.insights.rows import parse_pk
+from dcl_processor.insights.rows import key_of, question_of
 from dcl_processor.management.wording import holder
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
-from .choosing import LABELS, offered
+from .choosing import LABELS, RefusedError, offered
 
 if TYPE_CHECKING:
     from .admin import ProcessorAdmin
@@ -86,7 +86,7 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
         "title": name,
         "each": {"panel": panel, "control": controls.get(name)},
         "details": panels.details(processor, budget, down),
-        "charts": _charts(panel),
+        "chart": chart(panel.pace.points),
         "recent": audit.recent(name, RECENT),
         "refresh": _refresh([panel], panels.MANY),
         "summary": _summary([panel], controls),
@@ -101,7 +101,8 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
     processor = _processor(object_id)
     text = unquote(key)
     try:
-        found = show(processor, parse_pk(processor, text), seconds=panels.PANEL)
+        pk = key_of(question_of(processor, None).model, text)
+        found = show(processor, pk, seconds=panels.PANEL)
     except Exception as error:
         raise Http404(explain(error, processor)) from error
     locked = found.locked
@@ -132,7 +133,7 @@ def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResp
     permissions.require(permissions.may_act(request, processor))
     try:
         context = confirming.answer(request, processor)
-    except confirming.RefusedError as refused:
+    except RefusedError as refused:
         messages.error(request, str(refused))
         context = None
     if context is None:
@@ -216,16 +217,6 @@ def _actions(
     }
 
 
-def _charts(panel: panels.Panel) -> list[Chart]:
-    rates, times = ledger.history(panel.processor)
-    drawn = [
-        chart("waiting", "Pending rows", "rows", panel.pace.points),
-        chart("pace", "Throughput", "rows per second", rates),
-        chart("times", "Handler time per row", "seconds", times),
-    ]
-    return [each for each in drawn if each is not None]
-
-
 def _refresh(shown_: Sequence[panels.Panel], most: int) -> str:
     """Return the query of the link that shows the page again, with the counts so far."""
     return f"?seen={panels.text_of({each.name: each.pace.points for each in shown_}, most)}"
@@ -271,7 +262,7 @@ def _page(
     return TemplateResponse(request, f"dcl_admin/{template}.html", known)
 
 
-# --- charts as SVG, drawn on the server: attributes alone, which a strict policy allows
+# --- a chart as SVG, drawn on the server: attributes alone, which a strict policy allows
 
 
 WIDTH, HEIGHT = 600, 120
@@ -279,33 +270,22 @@ WIDTH, HEIGHT = 600, 120
 #: Room for the line's own width.
 _MARGIN = 4
 
-#: Rows of the table beside a chart.
-MOST_ROWS = 20
-
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line chart; ``points``: for ``<polyline>``; ``rows``: the same numbers, with their times.
+    """The pending rows over time; ``points``: for ``<polyline>``; ``summary``: it in words.
 
-    ``summary``: what it shows, in words.
+    ``rows``: the same numbers, with their times.
     """
 
-    key: str
-    title: str
-    unit: str
     points: str
-    highest: str
-    rows: tuple[tuple[datetime, str, str], ...]
+    most: int
+    rows: tuple[tuple[datetime, int], ...]
     summary: str
-    width: int = WIDTH
-    height: int = HEIGHT
 
 
-def chart(key: str, title: str, unit: str, values: Sequence[tuple[float, float]]) -> Chart | None:
-    """Return the chart of values over time, the oldest first; ``None`` for fewer than two.
-
-    ``values``: seconds since 1970, and a number from 0 up.
-    """
+def chart(values: Sequence[panels.Point]) -> Chart | None:
+    """Return the chart of the counts, the oldest first; ``None`` for fewer than two."""
     if len(values) < 2:
         return None
     start, end = values[0][0], values[-1][0]
@@ -316,22 +296,6 @@ def chart(key: str, title: str, unit: str, values: Sequence[tuple[float, float]]
         f"{_MARGIN + (at - start) * across:.1f},{HEIGHT - _MARGIN - value * up:.1f}"
         for at, value in values
     )
-    # From the last one back, so that it is always among them.
-    step = -(-len(values) // MOST_ROWS)
-    listed = values[::-step][::-1]
-    times = [(datetime.fromtimestamp(at, UTC), value) for at, value in listed]
-    rows = tuple((at, _time(at), _figure(value)) for at, value in times)
-    (_, first, was), (_, last, now) = rows[0], rows[-1]
-    highest = _figure(most)
-    summary = f"{title}: {was} at {first}, {now} at {last} UTC, {highest} at most."
-    return Chart(key, title, unit, points, highest, rows, summary)
-
-
-def _time(at: datetime) -> str:
-    """Write a time, with its date unless it is of today: a recorded run may be two weeks old."""
-    is_today = at.date() == datetime.now(UTC).date()
-    return f"{at:%H:%M:%S}" if is_today else f"{at:%Y-%m-%d %H:%M:%S}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:,.2g}"
+    rows = tuple((datetime.fromtimestamp(at, UTC), value) for at, value in values)
+    said = [f"{value:,} at {at:%Y-%m-%d %H:%M:%S}" for at, value in (rows[0], rows[-1])]
+    return Chart(points, most, rows, f"Pending rows: {', '.join(said)} UTC, {most:,} at most.")

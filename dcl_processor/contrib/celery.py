@@ -10,7 +10,7 @@ import logging
 import mmap
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -39,9 +39,6 @@ MOST_TASKS = 256
 
 #: Parameters that an entry of the schedule passes to the task unchanged.
 PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
-
-#: The parameters that can be checked without the settings and the processor.
-CHECKED = ("limit", "wait_for_locked", "concurrency")
 
 # Only the Celery worker's main process receives the shutdown signal. The processes of its pool are
 # forked from it, and share this page of memory with it.
@@ -95,7 +92,7 @@ def run(
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
-        _check(workers, timeout=timeout, **{name: own[name] for name in CHECKED})
+        _check(workers, own)
         needed = _needed(processor, workers, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
@@ -154,7 +151,7 @@ def every(
     for option, value in parameters.items():
         if isinstance(value, timedelta):  # a message cannot carry one
             parameters[option] = seconds(value)
-    _check(workers, **{name: value for name, value in parameters.items() if name in CHECKED})
+    _check(workers, parameters)
     kwargs = {"workers": workers, "timeout": timeout, **parameters}
     options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
     return {
@@ -200,19 +197,17 @@ class _Stop(Stop):
         return super().is_set() or bool(_shutting_down[0])
 
 
-def _check(
-    workers: Any,
-    *,
-    limit: Any = None,
-    timeout: Any = None,
-    wait_for_locked: Any = 0,
-    concurrency: Any = None,
-) -> None:
+def _check(workers: Any, given: Mapping[str, Any]) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
-    if concurrency is not None:
+    if (concurrency := given.get("concurrency")) is not None:
         limits.check_concurrency(concurrency)
-    limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
+    limits.Limits(
+        limit=given.get("limit"),
+        timeout=given.get("timeout"),
+        wait_for_locked=given.get("wait_for_locked", 0),
+        stop=None,
+    )
 
 
 def _needed(processor: Any, workers: int, limit: int | None, using: str | None) -> int:

@@ -226,28 +226,27 @@ class Telemetry(Observer):
             self._retries.add(1, attributes)
 
     def flush(self) -> None:
-        own = self._providers
+        tracers, meters = self._providers
         providers: list[Any] = [
-            own[0] or trace.get_tracer_provider(),
-            own[1] or metrics.get_meter_provider(),
+            tracers or trace.get_tracer_provider(),
+            meters or metrics.get_meter_provider(),
         ]
-        # In threads, which no process waits for: a ``BatchSpanProcessor`` ignores the time limit,
+
+        def send() -> None:
+            for each in providers:
+                if hasattr(each, "force_flush"):  # those of the SDK, and not of the API
+                    each.force_flush(FLUSH_WITHIN)
+
+        # In a thread, which no process waits for: a ``BatchSpanProcessor`` ignores the time limit,
         # and an exporter tries again for a minute while its collector is away.
-        under_way = {
-            each: threading.Thread(target=each.force_flush, args=[FLUSH_WITHIN], daemon=True)
-            for each in providers
-            if hasattr(each, "force_flush")  # those of the SDK, and not of the API
-        }
-        for thread in under_way.values():
-            thread.start()
-        for each, thread in under_way.items():
-            thread.join(FLUSH_WITHIN / 1_000)
-            if thread.is_alive():
-                logger.warning(
-                    "%s did not send what it keeps within %g s, and the rest may be lost",
-                    type(each).__name__,
-                    FLUSH_WITHIN / 1_000,
-                )
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        thread.join(FLUSH_WITHIN / 1_000)
+        if thread.is_alive():
+            logger.warning(
+                "OpenTelemetry did not send what it keeps within %g s, and the rest may be lost",
+                FLUSH_WITHIN / 1_000,
+            )
 
 
 @lru_cache

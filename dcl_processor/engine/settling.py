@@ -404,7 +404,7 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
             name, message = lane.processor.name, "%s: row %s was taken over before it was settled"
             extra = log_fields.fields(name, pk=held.pk, attempt=held.attempt)
             log_fields.log(logger, logging.WARNING, message, name, str(held.pk), extra=extra)
-        return Lost(duration=getattr(outcome, "duration", None))
+        return Lost()
     if isinstance(outcome, Handled):
         writing.refuse_moved(batch.question, {held.pk: held.row}, lane.processor)
     return outcome
@@ -423,7 +423,7 @@ def _unsettled(
         if not is_refused and batch.mark.is_lease:
             held.marked.refused = error
             _warn(lane, held, "%s: row %s was handled, but not settled: %s", error)
-            return Lost(duration=outcome.duration)
+            return Lost()
         failed: Outcome = Failed(error, handled=True, duration=outcome.duration)
         if not batch.mark.is_lease:
             return failed

@@ -87,7 +87,6 @@ class Lost:
     """The worker had lost the row at its settlement, or before its handler was called."""
 
     called: bool = True
-    duration: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,17 +104,12 @@ def _name(processor: BatchProcessor[Any]) -> str:
 # --- primary keys as operators write and read them; the columns of a composite one have commas
 
 
-def parse_pk(processor: BatchProcessor[Any], text: str, *, using: str | None = None) -> Any:
+def key_of(model: type[Model], text: str) -> Any:
     """Return the primary key that the text names; columns of a composite key are joined by commas.
 
     A comma or a backslash in such a column follows a backslash, as ``key_text()`` writes it.
     Raises ``ValidationError`` or ``ValueError`` for a text that is no key.
     """
-    return key_of(question_of(processor, using).model, text)
-
-
-def key_of(model: type[Model], text: str) -> Any:
-    """Return the primary key of a model that the text names, as ``parse_pk()`` does."""
     fields = model._meta.pk_fields
     if len(fields) == 1:
         return _parsed(fields[0], text)
@@ -134,7 +129,7 @@ def _parsed(field: Any, text: str) -> Any:
 
 
 def key_text(pk: Any) -> str:
-    """Return a primary key as ``parse_pk()`` reads it."""
+    """Return a primary key as ``key_of()`` reads it."""
     if not isinstance(pk, tuple):
         return str(pk)
     return ",".join(re.sub(r"([\\,])", r"\\\1", str(each)) for each in pk)

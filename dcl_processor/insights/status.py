@@ -229,7 +229,7 @@ def _of_ledger(
         unrecorded = Answer[Any].not_recorded(f"add {LEDGER!r} to INSTALLED_APPS")
         return replace(none, answers=dict.fromkeys(wanted, unrecorded))
     from dcl_processor.ledger import state  # has models
-    from dcl_processor.ledger.tables import alias
+    from dcl_processor.ledger.models import alias
 
     found: Answer[State] = Asker(processor, seconds, down).ask(
         alias(), lambda: Answer(state(processor))

@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from .orders import ALL, pause, resume, run_now, stop
     from .records import RecordedAction, State, actions, history, prune, state, states
 
-# Imported when they are used, because Django imports this module before there are models.
-_MODULES = {
-    **dict.fromkeys(("ALL", "pause", "resume", "run_now", "stop"), "orders"),
-    **dict.fromkeys(("RecordedAction", "State", "actions", "history", "prune"), "records"),
-    **dict.fromkeys(("state", "states"), "records"),
-}
-
 __all__ = [
     "ALL",
     "RecordedAction",
@@ -38,6 +31,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    # Imported when it is used, because Django imports this module before there are models.
+    module = "orders" if name in {"ALL", "pause", "resume", "run_now", "stop"} else "records"
+    return getattr(import_module(f"{__name__}.{module}"), name)

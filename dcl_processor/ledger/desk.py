@@ -24,7 +24,7 @@ from dcl_processor.errors import printable
 from dcl_processor.locking.isolation import from_test_case
 from dcl_processor.masking import described
 
-from .tables import alias
+from .models import alias
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,12 +16,11 @@ from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
 
 from .desk import POLL, Desk, UnreachableError, is_inline
-from .models import TEXT
+from .models import TEXT, alias, ensure
 from .orders import Orders, name_of, read_orders
 from .overseer import RunOverseer
 from .recording import Work, looked
 from .records import prune
-from .tables import alias, ensure
 from .tokens import Grant, Tokens, take
 
 if TYPE_CHECKING:
@@ -123,36 +122,36 @@ class Ledger:
             self._overseers.append(overseer)
         return overseer
 
-    def command(self, kind: str, names: Collection[str]) -> Record:
-        """Begin to record a command, whose runs this thread makes."""
-        record = self._begin(kind, names)
-        self._own.command = record
-        return record
+    @contextmanager
+    def command(self, kind: str, names: Collection[str]) -> Iterator[Record]:
+        """Record a command, whose runs this thread makes in the block."""
+        record = self._own.command = self._begin(kind, names)
+        try:
+            yield record
+        except BaseException as error:
+            for work in record.works.values():
+                work.error = kept(error)
+            raise
+        finally:
+            self._own.command = None
+            self.end_record(record)
+            if not self._records:
+                self.desk.close()
 
+    @contextmanager
     def worker(
         self,
         names: Collection[str],
         send: Callable[[str, Progress], None],
         stops: Mapping[str, int | None],
-    ) -> Record:
-        """Begin to send what this process does to its parent; ``stops``: by ``older_stops()``."""
-        record = self.command("worker", names)
-        for name, known in stops.items():
-            if known is not None:
-                record.works[name].stops = known
-        for work in record.works.values():
-            work.send = send
-            work.flush()  # from now on the parent knows what this worker has not seen yet
-        return record
-
-    def end_command(self, command: Any, error: BaseException | None) -> None:
-        """Write the last state of a command, and end the thread of the ledger."""
-        self._own.command = None
-        for work in command.works.values():
-            work.error = work.error if error is None else kept(error)
-        self.end_record(command)
-        if not self._records:
-            self.desk.close()
+    ) -> Iterator[Record]:
+        """Send what this process does to its parent; ``stops``: by ``older_stops()``."""
+        with self.command("worker", names) as record:
+            for name, work in record.works.items():
+                work.stops = work.stops if (known := stops.get(name)) is None else known
+                work.send = send
+                work.flush()  # from now on the parent knows what this worker has not seen yet
+            yield record
 
     def connections(self, using: str) -> int:
         """Return the connections of the alias that a run needs beside its own."""
@@ -196,7 +195,7 @@ class Ledger:
             if work.send is not None:
                 work.flush(is_last=True)  # to the parent, which writes the row
         works = [work for work in works if work.send is None]
-        if any(work.done().counts or work.has_row or work.error for work in works):
+        if any(work.done() or work.has_row or work.error for work in works):
             self._write_ends(works)
 
     def _write_ends(self, works: list[Work]) -> None:

@@ -28,8 +28,7 @@ from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
 from dcl_processor.watch import notify
 from dcl_processor.worker import this_user
 
-from .models import NAME, PERSON, TEXT, Control
-from .tables import alias, ensure, row_of, utc, waiting_for
+from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, row_of, utc
 
 #: All processors, in the place of one.
 ALL = ""
@@ -58,9 +57,8 @@ def pause(
     the user of this process and the host. Rows that are being handled are finished. A pause that is
     over, by its ``until``, is replaced; one that is not stays as it is.
 
-    Raises ``LedgerLocked`` if another session keeps the row locked, as each order does, and
-    ``InvalidOption`` for a name that is too long, and for a value that is no time, or a time
-    that is over.
+    Raises ``InvalidOption`` for a name that is too long, and for a value that is no time, or a time
+    that is over. An order waits for a lock of another session for 10 seconds.
     """
     name = name_of(processor)
     # Race: two orders. The row's lock lets one of two pauses find that there is none yet.
@@ -122,7 +120,7 @@ def _ordered(by: str) -> dict[str, Any]:
 def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:
     """Change the row of a processor by one statement; return how many were changed: 1 or 0."""
     ensure(name)
-    with waiting_for(name):
+    with bounded_wait():
         return row_of(name).filter(condition or Q()).update(**values)
 
 

@@ -12,20 +12,17 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
-
-from django.db.models import QuerySet
 
 from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.oversight import Progress
 from dcl_processor.report import COUNTS
 
-from .models import HOST, Look, RecordedRun
-from .tables import alias
+from .models import HOST, Look, RecordedRun, alias
 
 if TYPE_CHECKING:
     from dcl_processor.runner.counters import Counters
@@ -38,22 +35,6 @@ HEARTBEAT = 10.0
 
 #: Seconds after which a run that has counted nothing yet is shown: its first handler takes long.
 SHOWN_AFTER = 1.0
-
-
-@dataclass(slots=True)
-class Done:
-    """What runs and workers have done: counts, the seconds of handlers, those of the slowest."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    handler_seconds: float = 0.0
-    slowest: float = 0.0
-
-    def add(self, other: Counters | Progress | Done) -> None:
-        """Add what another one has done."""
-        # By name, because a run may add a name meanwhile.
-        self.counts.update({name: number for name in KEPT if (number := other.counts.get(name, 0))})
-        self.handler_seconds += other.handler_seconds
-        self.slowest = max(self.slowest, other.slowest)
 
 
 @dataclass(slots=True)
@@ -74,16 +55,16 @@ class Work:
     stopped: str = ""
     #: Where progress is sent; ``None``: this process writes the row.
     send: Callable[[str, Progress], None] | None = None
-    #: Runs that have ended, and those under way, with their begin.
-    _ended: Done = field(default_factory=Done)
-    _live: list[tuple[float, Counters | Done]] = field(default_factory=list)
-    _workers: dict[int, Progress] = field(default_factory=dict)
-    #: What workers had done that have a successor.
-    _workers_before: dict[int, Done] = field(default_factory=dict)
-    #: Workers that have died, and that have no successor yet.
-    _died: set[int] = field(default_factory=set)
     #: Whether its row was inserted, or may have been.
     has_row: bool = False
+    #: What runs have done that have ended, and those under way, with their begin.
+    _ended: Counter[str] = field(default_factory=Counter)
+    _live: list[tuple[float, Counters]] = field(default_factory=list)
+    #: What each worker has sent last, with the counts of all that it has sent.
+    _workers: dict[int, Progress] = field(default_factory=dict)
+    #: Workers that have died, and that have no successor yet.
+    _died: set[int] = field(default_factory=set)
+    _sent: Counter[str] = field(default_factory=Counter)
     _written: Any = None
     _written_at: float = 0.0
     #: The run's thread adds what the ledger's thread reads.
@@ -98,8 +79,7 @@ class Work:
         """Return when the runs that are under way have begun."""
         with self._lock:
             own = [since for since, _ in self._live]
-            workers = [each.since for each in self._living() if each.since is not None]
-        return own + workers
+            return own + [each.since for each in self._living() if each.since is not None]
 
     def _living(self) -> list[Progress]:
         """Return what the workers have sent that have not ended."""
@@ -114,16 +94,15 @@ class Work:
         with self._lock:
             self.seen = min([each.seen for each in self._living()], default=seen)
 
-    def begin(self, counts: Counters | Done) -> None:
+    def begin(self, counts: Counters) -> None:
         """Take note of a run that begins."""
         self._live.append((time.monotonic(), counts))
 
-    def end(self, counts: Counters | Done) -> None:
+    def end(self, counts: Counters) -> None:
         """Take note of a run that has ended."""
         with self._lock:
-            for each in [each for each in self._live if each[1] is counts]:
-                self._live.remove(each)
-            self._ended.add(counts)
+            self._live = [each for each in self._live if each[1] is not counts]
+            self._ended.update(_counted(counts))
 
     def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker of the command has died, and has no row at work any more."""
@@ -136,86 +115,76 @@ class Work:
         self.note_seen(self.seen)
 
     def progress(self, worker: int, progress: Progress) -> None:
-        """Take note of what a worker of the command has done since its start."""
+        """Take note of what a worker of the command has done since it has sent the last one."""
         with self._lock:
             self._died.discard(worker)
+            # Perhaps that of a worker that has died, in whose place this one is.
             before = self._workers.get(worker)
-            if before is not None and before.pid != progress.pid:
-                self._workers_before.setdefault(worker, Done()).add(before)
-            self._workers[worker] = progress
+            counts = Counter({} if before is None else before.counts)
+            counts.update(progress.counts)
+            self._workers[worker] = replace(progress, counts=counts)
         self.error = progress.error or self.error
         self.note_seen(progress.seen)
 
-    def done(self) -> Done:
+    def done(self) -> Counter[str]:
         """Return what all runs and workers have done."""
-        total = Done()
         with self._lock:
-            live = [counts for _, counts in self._live]
-            before, workers = self._workers_before.values(), self._workers.values()
-            for each in (self._ended, *live, *before, *workers):
-                total.add(each)
+            total = Counter(self._ended)
+            for _, counts in self._live:
+                total.update(_counted(counts))
+            for each in self._workers.values():
+                total.update(each.counts)
         return total
 
     def flush(self, *, is_last: bool = False) -> None:
         """Write what has changed; the thread of the ledger calls it, at most once a second."""
         if self.send is not None:
             with self._lock:
-                self._send(is_last=is_last)
+                self._send(self.send, is_last=is_last)
             return
         done, now = self.done(), time.monotonic()
         if not self.has_row and not self._is_worth_a_row(done, now):
             return
-        what = done.counts, self.seen, self.at_work, self.error, is_last
+        what = done, self.seen, self.at_work, self.error, is_last
         if what == self._written and now - self._written_at < HEARTBEAT:
             return
         values = self._values(done, is_last=is_last)
         table = RecordedRun.objects.using(alias())
         if not self.has_row or not table.filter(pk=self.id).update(**values):
-            # New, or emptied by a person, or by the retention.
-            self._insert(table, values, now)
+            # New, or emptied by a person, or by the retention. Noted before the statement: if its
+            # answer is lost, the next write finds out whether the row is there.
+            self.has_row = True
+            started = Later(timedelta(seconds=self.started - now))
+            own = {"processor": self.processor, "kind": self.kind, "host": host()}
+            table.create(pk=self.id, **own, pid=os.getpid(), started_at=started, **values)
         self._written, self._written_at = what, now
 
-    def _insert(self, table: QuerySet[RecordedRun], values: dict[str, Any], now: float) -> None:
-        # Before the statement: if its answer is lost, the next write finds out whether it is there.
-        self.has_row = True
-        table.create(
-            pk=self.id,
-            processor=self.processor,
-            kind=self.kind,
-            host=host(),
-            pid=os.getpid(),
-            started_at=Later(timedelta(seconds=self.started - now)),
-            **values,
-        )
-
-    def _send(self, *, is_last: bool) -> None:
+    def _send(self, send: Callable[[str, Progress], None], *, is_last: bool) -> None:
         # The thread of the ledger may come with what it has begun before the end.
-        if not is_last and isinstance(self._written, Progress) and self._written.is_last:
+        if not is_last and self._written is not None and self._written.is_last:
             return
-        since = min(self._begun(), default=None)
-        done = self.done()
-        times = {"handler_seconds": done.handler_seconds, "slowest": done.slowest}
-        counts = dict(done.counts)
-        what = Progress(os.getpid(), counts, since, self.seen, self.error, is_last, **times)
-        if what != self._written and self.send is not None:
-            self._written = what
-            self.send(self.processor, what)
+        since, done = min(self._begun(), default=None), self.done()
+        state = Progress(os.getpid(), {}, since, self.seen, self.error, is_last)
+        if (new := done - self._sent) or state != self._written:
+            self._written, self._sent = state, done
+            send(self.processor, replace(state, counts=new))
 
-    def _is_worth_a_row(self, done: Done, now: float) -> bool:
-        did_something = any(done.counts[name] for name in COUNTS if name != "stale")
+    def _is_worth_a_row(self, done: Counter[str], now: float) -> bool:
+        did_something = any(done[name] for name in COUNTS if name != "stale")
         is_long = any(now - since >= SHOWN_AFTER for since in self._begun())
         return did_something or is_long or bool(self.error)
 
-    def _values(self, done: Done, *, is_last: bool) -> dict[str, Any]:
+    def _values(self, done: Counter[str], *, is_last: bool) -> dict[str, Any]:
         values: dict[str, Any] = {
-            **{name: done.counts[name] for name in KEPT},
-            "handler_seconds": done.handler_seconds,
-            "slowest": done.slowest,
+            "counts": {name: done[name] for name in KEPT},
             "heartbeat_at": DatabaseNow(),
             "seen": self.seen,
             "at_work": self.at_work and not is_last,
             "error": self.error,
-            "workers": self._documents(),
+            "workers": [
+                {"worker": number, "pid": each.pid, **each.counts}
+                for number, each in sorted(self._workers.items())
+            ],
         }
         if is_last:
             values |= {"finished_at": DatabaseNow(), "stopped": self._why_it_ended()}
@@ -226,15 +195,11 @@ class Work:
         is_known = self.stopped not in {"", "drained", "busy"} or not self._died
         return (self.stopped or "drained") if is_known else "failures"
 
-    def _documents(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "worker": number,
-                "pid": each.pid,
-                **(Counter(each.counts) + self._workers_before.get(number, Done()).counts),
-            }
-            for number, each in sorted(self._workers.items())
-        ]
+
+def _counted(run: Counters) -> dict[str, int]:
+    """Return what a run has done so far."""
+    # By name, because it may add a name meanwhile.
+    return {name: number for name in KEPT if (number := run.counts.get(name, 0))}
 
 
 def looked(processor: str) -> None:

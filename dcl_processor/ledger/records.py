@@ -8,15 +8,24 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db.models import Case, Q, QuerySet, Value, When
+from django.db.models import Q, QuerySet
 
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 
-from .models import TEXT, Control, Look, OperatorAction, RecordedRun
+from .models import (
+    TEXT,
+    Control,
+    Look,
+    OperatorAction,
+    Plain,
+    RecordedRun,
+    alias,
+    bounded_wait,
+    utc,
+)
 from .orders import ALL, Subject, is_paused, name_of, person
 from .recording import KEPT
-from .tables import Plain, alias, utc, waiting_for
 
 R = TypeVar("R", bound=Plain)
 
@@ -49,8 +58,6 @@ class Recorded(Plain):
     #: "running", "finished" or "lost".
     state: str
     counts: dict[str, int]
-    handler_seconds: float
-    slowest: float
     #: Rows tried per second since the start.
     rate: float
     stopped: str
@@ -69,20 +76,20 @@ def history(processor: Subject | None = None, *, limit: int = 50) -> list[Record
     return [_recorded(row) for row in found.order_by("-started_at")[:limit]]
 
 
-def live() -> Q:
-    """Return the condition of records that are not finished, and not lost."""
-    return Q(finished_at=None, heartbeat_at__gt=Later(timedelta(seconds=-LOST_AFTER)))
+def _state_of(row: Any) -> str:
+    """Return the state of a record that was read with ``clock``."""
+    if row.finished_at is not None:
+        return "finished"
+    return "lost" if row.heartbeat_at <= row.clock - timedelta(seconds=LOST_AFTER) else "running"
 
 
 def _recorded(row: Any) -> Recorded:
-    lost = row.heartbeat_at <= row.clock - timedelta(seconds=LOST_AFTER)
-    unfinished = "lost" if lost else "running"
-    state = unfinished if row.finished_at is None else "finished"
-    counts = {name: getattr(row, name) for name in KEPT}
+    counts = {name: row.counts.get(name, 0) for name in KEPT}  # in their order
     tried = sum(counts[name] for name in TRIED)
     seconds = ((row.finished_at or row.heartbeat_at) - row.started_at).total_seconds()
     rate = tried / seconds if seconds > 0 else 0.0
-    return _read(row, Recorded, id=str(row.pk), state=state, counts=counts, rate=rate)
+    more = {"id": str(row.pk), "state": _state_of(row), "counts": counts, "rate": rate}
+    return _read(row, Recorded, **more)
 
 
 def _read(row: Any, kind: type[R], **more: Any) -> R:
@@ -112,7 +119,7 @@ def add_action(processor: Subject, action: str, *, by: str = "", rows: int, **te
     """Record an action; ``texts``: ``keys``, ``values``, ``reason`` and ``error``."""
     name = name_of(processor)
     kept = {column: text[:TEXT] for column, text in texts.items()}
-    with waiting_for(name):
+    with bounded_wait():
         OperatorAction.objects.using(alias()).create(
             processor=name, action=action, by=person(by), at=DatabaseNow(), rows=rows, **kept
         )
@@ -238,7 +245,7 @@ def states(processors: Iterable[Subject]) -> list[State]:
     if since is not None:
         recent |= Q(finished_at__gte=since)  # those that have ended since the pause have seen it
     runs = RecordedRun.objects.using(using).filter(recent, processor__in=names)
-    at_work = list(runs.annotate(is_live=Case(When(live(), then=Value(1)), default=Value(0))))
+    at_work = list(runs.annotate(clock=DatabaseNow()))
     looks = list(Look.objects.using(using).filter(processor__in=names))
     return [
         _state(
@@ -254,9 +261,8 @@ def states(processors: Iterable[Subject]) -> list[State]:
 def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> State:
     paused = [row for row in rows if is_paused(row)]
     own = next((row for row in rows if row.processor == name), None)
-    alive = [run for run in runs if run.finished_at is None and run.is_live]
-    lost = [run for run in runs if run.finished_at is None and not run.is_live]
-    found: dict[str, Any] = {"lost": len(lost)}
+    alive = [run for run in runs if _state_of(run) == "running"]
+    found: dict[str, Any] = {"lost": sum(_state_of(run) == "lost" for run in runs)}
     if paused:
         # The pause of all processors is named first, because it has to be ended first.
         row = min(paused, key=lambda row: row.processor)

@@ -20,7 +20,7 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.oversight import Hold
 
 from .desk import UnreachableError
-from .tables import ensure, row_of, utc
+from .models import ensure, row_of, utc
 
 #: Seconds without a question after one that got no answer; a run does not wait for so long.
 WITHOUT_AN_ANSWER = 15.0

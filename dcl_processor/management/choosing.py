@@ -70,7 +70,7 @@ def keys(
 
     try:
         # Apart from the parsing, because an error of the user's code may be a ValueError, too.
-        rows.question_of(processor, using)
+        model = rows.question_of(processor, using).model
     except ProcessorError as error:
         raise CommandError(explain(error, processor, using), returncode=USAGE_ERROR) from error
     except Exception as error:
@@ -78,7 +78,7 @@ def keys(
     found = []
     for text in texts:
         try:
-            found.append(rows.parse_pk(processor, text, using=using))
+            found.append(rows.key_of(model, text))
         except (ValidationError, ValueError, TypeError) as error:
             said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
             raise CommandError(

@@ -21,7 +21,7 @@ from dcl_processor.database.contention import is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import one_line
 from dcl_processor.errors import printable
-from dcl_processor.exceptions import InvalidOption, LedgerLocked
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.values import parse_duration
@@ -164,16 +164,14 @@ def refuse_without_ledger() -> None:
 
 
 def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.tables import alias  # has models
+    from dcl_processor.ledger.models import alias  # has models
 
     return reading(alias(), READ_WITHIN)
 
 
 def _unreachable(error: Error, given: Sequence[Any] = ()) -> CommandError:
     """Return the error of the command; ``given``: for whom the order was given before."""
-    if isinstance(error, LedgerLocked):
-        why = str(error)
-    elif is_statement_timeout(error):
+    if is_statement_timeout(error):
         why = (
             f"expected the ledger's tables to answer within {READ_WITHIN:g} s, got no answer; has "
             "another session locked them?"

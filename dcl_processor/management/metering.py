@@ -29,8 +29,7 @@ from .status import joined, unknown
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from dcl_processor.contrib.prometheus.exposition import TextFile
-    from dcl_processor.metrics import Collector, Tally
+    from dcl_processor.contrib.prometheus.exposition import Counts
     from dcl_processor.processes.results import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
@@ -77,25 +76,17 @@ def exported(names: Sequence[str], options: dict[str, Any]) -> Iterator[OnCounts
         yield None
         return
     refuse_without_client("--metrics-port and --metrics-file")
-    from dcl_processor.metrics import Collector  # not for others
+    from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
 
+    counts = Counts(names)
     with ExitStack() as stack:
-        collectors: list[Collector] = []
         if port is not None:
-            collectors.append(collector := Collector(names))
-            stack.callback(_served(collector, *port))
+            stack.callback(_served(counts, *port))
         if path is not None:
-            collectors.append(collector := Collector(names))
-            stack.enter_context(_written(collector, path))
-        for each in collectors:
-            observers.add(each)
-            stack.callback(observers.remove, each)
-
-        def add(name: str, tally: Tally) -> None:
-            for each in collectors:
-                each.add(name, tally)
-
-        yield add
+            stack.enter_context(_written(counts, path))
+        observers.add(counts)
+        stack.callback(observers.remove, counts)
+        yield counts.add
 
 
 def refuse_without_client(option: str) -> None:
@@ -110,11 +101,11 @@ def refuse_without_client(option: str) -> None:
         ) from error
 
 
-def _served(collector: Collector, host: str, port: int) -> Callable[[], None]:
+def _served(counts: Counts, host: str, port: int) -> Callable[[], None]:
     from dcl_processor.contrib.prometheus.exposition import serve  # an extra
 
     try:
-        return serve(collector.snapshot, host, port)
+        return serve(counts.samples, host, port)
     except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         raise CommandError(
             f"expected a free port for --metrics-port, got {host}:{port}: {described(error)}; "
@@ -124,62 +115,39 @@ def _served(collector: Collector, host: str, port: int) -> Callable[[], None]:
 
 
 @contextmanager
-def _written(collector: Collector, path: Path) -> Iterator[None]:
+def _written(counts: Counts, path: Path) -> Iterator[None]:
     """Write the counts to the file from time to time, and at the end.
 
-    In a thread: another command may have the lock of the file, and may be stopped.
+    In a thread: another command may have the lock of the file, and may be stopped. A file that
+    cannot be written is reported once, and ends no run.
     """
     from dcl_processor.contrib.prometheus.exposition import TextFile  # an extra
-    from dcl_processor.metrics import repeated
+    from dcl_processor.metrics import handing_over, repeated
 
-    file = _Written(collector, TextFile(path))
+    write = handing_over(counts.samples, TextFile(path).add)
+    is_broken = False
+
+    def write_or_warn() -> None:
+        nonlocal is_broken
+        try:
+            if write():
+                is_broken = False
+        except OSError as error:
+            if not is_broken:
+                logger.warning("the metrics could not be written: %s", described(error))
+            is_broken = True
+
     try:
-        file.write()
-    except TimeoutError as error:
-        file.warn(error)
+        write()
+    except TimeoutError:
+        pass  # the next try reports it
     except (OSError, ValueError) as error:  # the latter of a path without a name
         raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
     try:
-        with repeated(file.write_or_warn, INTERVAL):
+        with repeated(write_or_warn, INTERVAL):
             yield
     finally:
-        file.write_or_warn()
-
-
-class _Written:
-    """Moves what a collector has counted to a file."""
-
-    def __init__(self, collector: Collector, file: TextFile) -> None:
-        self._collector = collector
-        self._file = file
-        self._is_broken = False
-
-    def write_or_warn(self) -> None:
-        """Write; a file that cannot be written is reported once, and ends no run."""
-        try:
-            if self.write():
-                self._is_broken = False
-        except OSError as error:
-            self.warn(error)
-
-    def warn(self, error: OSError) -> None:
-        """Log that the file could not be written, unless that was so before."""
-        if not self._is_broken:
-            logger.warning("the metrics could not be written: %s", described(error))
-        self._is_broken = True
-
-    def write(self) -> bool:
-        """Write what was counted since the last time; return whether there was anything."""
-        taken = self._collector.take()
-        if not taken:
-            return False
-        try:
-            self._file.add(taken)
-        except OSError:
-            for name, tally in taken.items():
-                self._collector.add(name, tally)
-            raise
-        return True
+        write_or_warn()
 
 
 def unwritable(path: Path, error: Exception) -> str:

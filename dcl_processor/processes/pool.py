@@ -175,8 +175,8 @@ def _supervise(
 
     def take(number: int, name: str | None, event: News) -> None:
         if isinstance(event, Counted):
-            if on_counts is not None and name is not None:
-                on_counts(name, event.tally)
+            if on_counts is not None:
+                on_counts(event.samples)
         elif isinstance(event, oversight.Progress):
             if record is not None and name is not None:
                 record.progress(number, name, event)
@@ -234,9 +234,11 @@ def _member(
     """
     counting: Any = nullcontext()
     if sends_counts:
-        from dcl_processor.metrics import sent  # not for others
+        from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
+        from dcl_processor.metrics import sent
 
-        counting = sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
+        # By the name of one; those of all are in the samples.
+        counting = sent(lambda new: send(names[0], Counted(new)), Counts(is_share=is_share))
     with as_worker(shown), counting, oversight.worker(names, send, stops) as record:
         try:
             yield record

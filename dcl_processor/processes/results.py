@@ -17,12 +17,12 @@ from dcl_processor.signals import OnRow
 from .news import Died, News
 
 if TYPE_CHECKING:
-    from dcl_processor.metrics import Tally
+    from dcl_processor.metrics import Samples
 
 logger = logging.getLogger("dcl_processor")
 
-#: Takes a processor's name, and what one of several workers has counted since its last message.
-OnCounts = Callable[[str, "Tally"], None]
+#: Takes what one of several workers has counted since its last message.
+OnCounts = Callable[["Samples"], None]
 
 
 def shares(limit: int | None, workers: int) -> list[int | None]:
@@ -148,10 +148,7 @@ def tell_of_success(
     """Report the success of a run that several workers share; each sees only its own rows."""
     if on_counts is None or not all(isinstance(each, Report) for each in workers):
         return
-    from dcl_processor.metrics import (
-        Tally,
-        succeeded,  # not for others
-    )
+    from dcl_processor.metrics import LAST_SUCCESS, succeeded  # not for others
 
     if workers and succeeded(report):
-        on_counts(report.name, Tally(last_success=time.time()))
+        on_counts({(LAST_SUCCESS, (("processor", report.name),)): time.time()})

@@ -46,10 +46,6 @@ class Counters:
     held_keys: Sequence[Any] = ()
     #: Rows that were tried, which is what ``limit`` counts.
     handled: int = 0
-    #: Seconds that handlers have taken, and those of the slowest call; only if rows are overseen.
-    handler_seconds: float = 0.0
-    slowest: float = 0.0
-    _last_duration: float | None = None
     streak: Streak = field(init=False)
     _name: str = field(init=False)
 
@@ -91,8 +87,6 @@ class Counters:
                 self._lost(outcome)
 
     def _lost(self, outcome: Lost) -> None:
-        if self.on_outcome is not None:
-            self._time(outcome.duration)
         self.counts["lease_lost"] += 1
         self.handled += outcome.called
         if observers.active:
@@ -159,7 +153,6 @@ class Counters:
         self.counts[outcome] += 1
         self.handled += 1
         if self.on_outcome is not None:
-            self._time(ended.duration)
             self.on_outcome(outcome)
         attempt = again_in = None
         if isinstance(ended, Failed):
@@ -177,14 +170,6 @@ class Counters:
             attempt=attempt,
             duration=ended.duration,
         )
-
-    def _time(self, duration: float | None) -> None:
-        """Add the seconds of a handler's call; the rows of one call have the same object."""
-        if duration is None or duration is self._last_duration:
-            return
-        self._last_duration = duration
-        self.handler_seconds += duration
-        self.slowest = max(self.slowest, duration)
 
 
 def attach_report(error: BaseException | None, report: Report) -> None:

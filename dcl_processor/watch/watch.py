@@ -24,6 +24,7 @@ from .notify import Listener, aliases
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:
+    from dcl_processor.metrics import Samples
     from dcl_processor.oversight import Command
     from dcl_processor.processor import BatchProcessor
 
@@ -53,9 +54,9 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a worker in another process has counted since its last message: a ``Tally``."""
+    """What a worker in another process has counted since its last message."""
 
-    tally: Any
+    samples: Samples
 
 
 #: What happens in a watch or a run; ``str``: the outcome of a row that a run tried; ``Progress``:

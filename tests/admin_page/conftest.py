@@ -11,7 +11,6 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.ledger.models import RecordedRun
 from sample_app.shop.models import Customer, Order, Payment
 
 VIEW, OPERATE = "view_processors", "operate_processors"
@@ -112,18 +111,3 @@ def refused(payments: MakePayments) -> list[Payment]:
         *payments(3, state=Payment.State.REFUSED, attempts=4, last_error="NotCharged: no route"),
         *payments(2, state=Payment.State.REFUSED, attempts=1, last_error="Refused: stolen card"),
     ]
-
-
-@pytest.fixture
-def runs(db: None) -> None:
-    """Record three runs of the processor, the last of which had no row for its handlers."""
-    for ago, took, done, failed, spent in (
-        (30, 60, 100, 20, 60),
-        (20, 12.5, 50, 0, 5),
-        (9, 1, 0, 0, 0),
-    ):
-        end = timezone.now() - timedelta(minutes=ago)
-        times = {"heartbeat_at": end, "finished_at": end}
-        counts = {"processed": done, "failed": failed, "handler_seconds": spent}
-        begun = end - timedelta(seconds=took)
-        RecordedRun.objects.create(processor=NAME, pid=1, started_at=begun, **times, **counts)

@@ -19,7 +19,7 @@ from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels,
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
-from tests.admin_page.conftest import NAME, MakePayments
+from tests.admin_page.conftest import MakePayments
 from tests.admin_page.test_permissions import ADDRESSES
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -128,19 +128,6 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     assert "given up 5" not in page
 
 
-def test_recorded_runs_are_drawn_with_their_throughput_and_their_handlers_time(
-    viewer: Client, runs: None
-) -> None:
-    page = viewer.get(detail(NAME))
-    drawn = {each.key: [figure for *_, figure in each.rows] for each in page.context["charts"]}
-    # The last run called no handler, and has no time of one.
-    assert drawn == {"pace": ["2", "4", "0"], "times": ["0.5", "0.1"]}
-    shown = page.content.decode()
-    assert "Throughput (rows per second), at most 4<" in shown
-    assert "Handler time per row (seconds), at most 0.5<" in shown
-    assert shown.count("<polyline") == 2
-
-
 def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:
     address = f"{INDEX}shop.capture_5Fpayments/row/{refused[0].pk}/"
     page = viewer.get(address).content.decode()
@@ -206,7 +193,6 @@ def test_the_limits_are_those_of_the_code() -> None:
         panels.PAGE,
         choosing.MOST,
         choosing.BUDGET,
-        choosing.LONGEST,
         choosing.MAX_AGE,
         changelist.MOST_NOW,
         mixin.LONGEST,

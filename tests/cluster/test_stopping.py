@@ -110,36 +110,6 @@ def test_i10_the_second_sigterm_rolls_the_row_back(
     assert cluster.effects() == Counter([*rows, rows[0]])
 
 
-def ended(result: Any) -> str:
-    until(result.ready, "the end of the task")
-    state: str = result.state
-    return state
-
-
-def test_a_revocation_in_time_keeps_the_task_from_starting(cluster: Cluster) -> None:
-    rows = first_waits()
-    # With Redis, a worker may take one task more than it has processes for: a second worker
-    # would not be sure to have any.
-    with worker(
-        cluster.folder, "busy", "--queues=busy", size=1, variables=cluster.variables
-    ) as busy:
-        running = cluster.send(options={"queue": "busy"})
-        at_the_gate(cluster)
-        waiting = cluster.send(options={"queue": "busy"})
-        replies = cluster.app.control.revoke(
-            waiting.id, destination=["busy@test"], reply=True, timeout=PATIENCE
-        )
-        assert len(replies) == 1
-        cluster.open_gate()
-        assert got(running)["processed"] == len(rows)
-        assert ended(waiting) == "REVOKED"
-        # It is called revoked as soon as the word is heard, and discarded when its turn comes.
-        discarding = f"Discarding revoked task: dcl_processor.run[{waiting.id}]"
-        until(lambda: busy.said(discarding), discarding)
-    assert cluster.runs() == [(len(rows), "drained")]
-    assert cluster.effects() == work() == Counter(rows)
-
-
 def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster: Cluster) -> None:
     rows = first_waits()
     with worker(

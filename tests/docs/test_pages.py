@@ -16,7 +16,7 @@ from dcl_processor.contrib.reservations import reservation
 from dcl_processor.definition import retry
 from dcl_processor.engine import source
 from dcl_processor.execution import calls
-from dcl_processor.ledger import desk, records, tables
+from dcl_processor.ledger import desk, models, records
 from dcl_processor.processes import monitor, supervisor
 from dcl_processor.runner import counters, limits
 from tests.docs.signatures import WIDTH
@@ -108,7 +108,7 @@ SENTENCES = {
     "docs/howto/operate.md": [
         f"A run waits up to {limits.LONGEST_HOLD:g} seconds",
         f"`True` for {limits.HELD_FOR:g} seconds",
-        f"Orders wait {tables.LOCK_WAIT:g} seconds for a lock",
+        f"Orders wait {models.LOCK_WAIT:g} seconds for a lock",
         f"deleted after {records.KEEP.days} days",
         f"`lost` after {WORD[records.LOST_AFTER]} without a heartbeat",
         f"after {desk.PATIENCE:g} seconds once",

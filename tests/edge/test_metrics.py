@@ -29,9 +29,9 @@ import dcl_processor.contrib
 from dcl_processor import metrics, observers, registry
 from dcl_processor.contrib import prometheus
 from dcl_processor.contrib.prometheus import exposition
-from dcl_processor.contrib.prometheus.exposition import ProcessMetrics, TextFile
+from dcl_processor.contrib.prometheus.exposition import Counts, TextFile
 from dcl_processor.management import metering
-from dcl_processor.metrics import Distribution, Tally, sent
+from dcl_processor.metrics import Samples, sent
 from tests.edge.manage import CHECKOUT, Install, Manage, processors, python, started
 from tests.edge.watchers import parcels
 from tests.models import Parcel
@@ -44,14 +44,19 @@ MONITORING = Path(dcl_processor.contrib.__path__[0]) / "monitoring"
 DOWN = "postgres://nothing@127.0.0.1:1/none"
 
 
-def full() -> Tally:
-    """Make a tally in which each field has a value."""
-    tally = Tally(retries=2, lost_leases=1, last_success=1_700_000_000.0)
-    tally.rows.update(processed=5, failed=3, discarded=1, snoozed=1)
-    for values in (tally.handler, tally.lock, tally.age):
-        for each in (0.0005, 0.3, 7.0, 1_000_000.0):
-            values.add(each)
-    return tally
+def full(name: str = "shop.a", success: float = 1_700_000_000.0) -> Samples:
+    """Return samples in which each metric has a value."""
+    own = Counts([name])
+    for _ in range(5):
+        own.row_ended(name, "processed", is_retried=False)
+    for outcome in ("failed", "discarded", "snoozed", "lease_lost"):
+        own.row_ended(name, outcome, is_retried=outcome == "failed")
+    for each in (0.0005, 0.3, 7.0, 1_000_000.0):
+        own.unlocked(name, each)
+        own.claimed(name, [each])
+        own._handler.labels(name).observe(each)
+    own._success.labels(name).set(success)
+    return own.samples()
 
 
 def free_port() -> int:
@@ -83,34 +88,40 @@ def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
 # --- counting
 
 
-def written(**tallies: Tally) -> Any:
-    return samples(exposition.text(exposition.families(tallies)))
+def processed(found: Samples, name: str) -> float:
+    return found.get((f"{metrics.ROWS}_total", (("outcome", "processed"), ("processor", name))), 0)
 
 
-def test_tallies_are_added_to_those_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "dcl.prom"
-    TextFile(path).add({"a": full(), "b": full()})
-    later, both = full(), full()
-    later.last_success = both.last_success = 1_800_000_000.0
-    TextFile(path).add({"c": full(), "a": later})
-    both.merge(full())
-    assert samples(path.read_text()) == written(a=both, b=full(), c=full())
+def shown(found: Samples) -> Any:
+    return samples(exposition.text(exposition.families(found)))
+
+
+def test_samples_are_added_to_those_in_the_file(tmp_path: Path) -> None:
+    path, later = tmp_path / "dcl.prom", 1_800_000_000.0
+    for each in (full(), full("shop.b"), full("shop.c"), full(success=later)):
+        TextFile(path).add(each)
+    found = samples(path.read_text())
+    both = {
+        key: value if value == later else 2 * value for key, value in full(success=later).items()
+    }
+    assert found == shown({**both, **full("shop.b"), **full("shop.c")})
 
 
 def test_a_value_at_a_bound_is_in_its_bucket() -> None:
-    values = Distribution((1.0, 2.0))
-    for each in (0.5, 1.0, 1.5, 2.0, 2.5):
-        values.add(each)
-    assert (values.counts, values.number, values.total) == ([2, 2, 1], 5, 7.5)
+    counts = Counts()
+    for each in (0.5, 1.0, 1.5):
+        counts.unlocked("shop.a", each)
+    below = (("le", "1.0"), ("processor", "shop.a"))
+    assert counts.samples()[f"{exposition.LOCK}_bucket", below] == 2
 
 
 def test_counts_are_sent_at_most_once_a_second_and_at_the_end() -> None:
-    messages: list[tuple[str, int]] = []
+    messages: list[Samples] = []
     began = time.monotonic()
-    with sent(lambda name, tally: messages.append((name, tally.rows.total())), is_share=True):
+    with sent(messages.append, Counts()):
         for _ in range(50):
             observers.tell("row_ended", "shop.a", "processed", is_retried=False)
-    assert sum(number for _, number in messages) == 50
+    assert sum(processed(each, "shop.a") for each in messages) == 50
     assert len(messages) <= 2 + (time.monotonic() - began)
     assert observers.active == ()
 
@@ -121,17 +132,16 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
     """Nothing else happens in its process for as long as a watch waits."""
     monkeypatch.setattr(metrics, "INTERVAL", 0.01)
     arrived = threading.Event()
-    messages: list[int] = []
+    messages: list[Samples] = []
 
-    def send(_: str, tally: Tally) -> None:
-        messages.append(tally.rows.total())
+    def send(new: Samples) -> None:
+        messages.append(new)
         arrived.set()
 
-    with sent(send, is_share=False):
+    with sent(send, Counts()):
         observers.tell("row_ended", "shop.a", "processed", is_retried=False)
         wait(arrived)
-        assert messages == [1]
-    assert messages == [1]
+    assert [processed(each, "shop.a") for each in messages] == [1]
 
 
 # --- the file
@@ -157,14 +167,14 @@ def test_a_file_whose_lock_another_process_keeps_costs_no_run(
         flock(other, exposition.fcntl.LOCK_EX)
         with metering.exported(["shop.a"], options) as on_counts:
             assert on_counts is not None
-            on_counts("shop.a", full())
+            on_counts(full())
             for _ in range(20):
                 take(tries, "another try")
             assert not path.exists()
             flock(other, exposition.fcntl.LOCK_UN)
     (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
     assert f"another process has kept {path}.lock for 0.05 s" in told.getMessage()
-    assert samples(path.read_text()) == written(**{"shop.a": full()})
+    assert samples(path.read_text()) == shown(full())
 
 
 def test_commands_add_to_the_file(tmp_path: Path, manage: Manage) -> None:
@@ -189,7 +199,7 @@ def test_two_commands_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "dcl.prom"
 
     def add(_: int) -> None:
-        TextFile(path).add({"shop.a": full()})
+        TextFile(path).add(full())
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, range(40)))
@@ -212,8 +222,8 @@ OTHER_BOUNDS = "\n".join(
 def test_a_file_with_other_contents_is_replaced(tmp_path: Path, content: str) -> None:
     path = tmp_path / "dcl.prom"
     path.write_text(content)
-    TextFile(path).add({"shop.a": full()})
-    assert samples(path.read_text()) == written(**{"shop.a": full()})
+    TextFile(path).add(full())
+    assert samples(path.read_text()) == shown(full())
 
 
 def test_the_workers_of_a_command_are_counted_by_their_parent(
@@ -275,14 +285,18 @@ def test_an_address_may_come_before_the_port() -> None:
     assert metering.address("[::]:9102") == ("::", 9102)
 
 
+# --- the workers of a run
+
+
 @pytest.mark.parametrize("is_share", [True, False])
 def test_a_share_of_a_run_is_no_success_of_the_whole(is_share: bool, installed: None) -> None:
     parcels("")
-    tallies: list[Tally] = []
-    with sent(lambda _, tally: tallies.append(tally), is_share=is_share):
+    found: list[Samples] = []
+    with sent(found.append, Counts(is_share=is_share)):
         assert deliver.run().processed == 1
-    assert sum(tally.rows["processed"] for tally in tallies) == 1
-    assert any(tally.last_success for tally in tallies) is not is_share
+    assert sum(processed(each, deliver.name) for each in found) == 1
+    names = {name for each in found for name, _ in each}
+    assert (metrics.LAST_SUCCESS in names) is not is_share
 
 
 # --- several processes of another program
@@ -313,24 +327,6 @@ def test_the_multi_process_mode_of_the_client_works(tmp_path: Path, installed: N
     [success] = found["dcl_processor_last_success_timestamp_seconds"].items()
     assert success[0] == (("processor", "warehouse.deliver"),)  # and not of each process
     assert time.time() - 60 < success[1] <= time.time()
-
-
-def test_both_modes_have_the_same_metrics_and_bounds() -> None:
-    own_registry = CollectorRegistry()
-    own = ProcessMetrics(own_registry)
-    own.row_ended("shop.a", "processed", is_retried=True)
-    own.row_ended("shop.a", "lease_lost", is_retried=False)
-    own.unlocked("shop.a", 0.001)
-    own.claimed("shop.a", [1.0])
-    own._handler.labels("shop.a").observe(0.001)
-    own._success.labels("shop.a").set(1.0)
-    native = samples(generate_latest(own_registry).decode())
-    ours = samples(exposition.text(exposition.families({"shop.a": full()})))
-    created = {name for name in native if name.endswith("_created")}
-    assert native.keys() - created == ours.keys()
-    for name in ours:
-        if name != "dcl_processor_rows_total":
-            assert native[name].keys() == ours[name].keys(), name
 
 
 def test_a_program_adds_the_metrics_to_its_registry(
@@ -423,7 +419,7 @@ def test_a_scrape_within_the_time_sends_no_query(
     installed: None, django_assert_num_queries: Any
 ) -> None:
     parcels("")
-    found = prometheus.Gauges(lambda: [deliver], fresh_for=0.0)
+    found = prometheus.Gauges(lambda: [deliver])
     first = [each.samples for each in found.collect()]
     with django_assert_num_queries(0):
         assert [each.samples for each in found.collect()] == first
@@ -481,7 +477,7 @@ QUERY = re.compile(r"dcl_processor_\w+")
 
 def exposed() -> dict[str, set[str]]:
     """Return the samples of all metrics with the names of their labels."""
-    metrics = [*exposition.families({"shop.a": full()}), *every_gauge()]
+    metrics = [*exposition.families(full()), *every_gauge()]
     found: dict[str, set[str]] = {}
     for metric in metrics:
         for sample in metric.samples:

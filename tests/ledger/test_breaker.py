@@ -17,9 +17,8 @@ from dcl_processor.exceptions import InvalidOption
 from dcl_processor.ledger import orders
 from dcl_processor.ledger import overseer as module
 from dcl_processor.ledger.ledger import Ledger
-from dcl_processor.ledger.models import Control
+from dcl_processor.ledger.models import Control, ensure
 from dcl_processor.ledger.overseer import LOOK
-from dcl_processor.ledger.tables import ensure
 from dcl_processor.oversight import Hold
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ from django.utils import timezone
 
 import dcl_processor.ledger as api
 from dcl_processor.admin_page import ledger as page
-from dcl_processor.diagnosis import explain
-from dcl_processor.exceptions import LedgerLocked
-from dcl_processor.ledger import records, tables
+from dcl_processor.ledger import records
 from dcl_processor.ledger.models import Control, RecordedRun
 from dcl_processor.management import controlling
 from dcl_processor.worker import this_user
@@ -78,16 +76,13 @@ def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # t
 
 
 @contextmanager
-def locked(table: str = "") -> Iterator[None]:
-    """Keep the rows of the ledger locked by another session; ``table``: all of this table."""
+def locked() -> Iterator[None]:
+    """Keep the records locked by another session."""
     held, go_on = threading.Event(), threading.Event()
 
     def forgotten() -> None:
         with transaction.atomic(), connection.cursor() as cursor:
-            if table:
-                cursor.execute(f"LOCK TABLE {table}")
-            else:
-                list(Control.objects.select_for_update())
+            cursor.execute(f"LOCK TABLE {RecordedRun._meta.db_table}")
             held.set()
             the.wait(go_on)
 
@@ -99,28 +94,12 @@ def locked(table: str = "") -> Iterator[None]:
             go_on.set()
 
 
-def test_an_order_that_meets_a_lock_ends_with_a_sentence(
-    manage: Manage,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
-    tables.ensure("warehouse.weigh")
-    with locked():
-        done = manage("pause", DELIVER, "warehouse.weigh")
-    assert (done.code, done.out) == (3, "")
-    assert done.err.count("\n") <= 1
-    assert "warehouse.weigh: expected the row in the ledger to be free within 0.2 s, " in done.err
-    assert f"give the order again. The order was given for {DELIVER}." in done.err
-    assert api.state(DELIVER).phase == "paused"
-    assert api.state("warehouse.weigh").phase == "running"
-
-
 def test_history_does_not_wait_without_end_for_a_table_that_another_session_has_locked(
     manage: Manage,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controlling, "READ_WITHIN", 0.2)
-    with locked(RecordedRun._meta.db_table):
+    with locked():
         history = manage("history", DELIVER)
         paused = manage("pause", DELIVER)
     expected = "expected the ledger's tables to answer within 0.2 s, got no answer; has another "
@@ -135,15 +114,9 @@ def test_the_page_of_the_admin_does_not_wait_without_end_for_a_ledger_that_is_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(page, "READ_WITHIN", 0.2)
-    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
     processor = the.transactional(the.ignore, name="shop.locked")
-    tables.ensure(processor.name)
-    with locked(), pytest.raises(LedgerLocked) as raised:
-        page.act(processor, "pause", by="anna", reason="")
-    assert explain(raised.value, processor).startswith("expected the row in the ledger to be free")
-    with locked(RecordedRun._meta.db_table):
+    with locked():
         assert page.controls([processor])[processor.name].state.startswith("not known: ")
-        assert page.history(processor) == ([], [])
     assert page.controls([processor])[processor.name].state == "running"
 
 
@@ -193,7 +166,7 @@ def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
         api.stop(DELIVER)
         assert watcher.process.wait(PATIENCE) == 0
     (row,) = _records()
-    assert (row.kind, row.processed, row.at_work) == ("watch", 2, False)
+    assert (row.kind, row.counts["processed"], row.at_work) == ("watch", 2, False)
     assert row.finished_at is not None
 
 
@@ -249,38 +222,6 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_follows_an_older_order_to_s
         os.kill(killed, signal.SIGKILL)
         (gate / "open").touch()
         assert watcher.process.wait(PATIENCE) == 0
-
-
-def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
-    at = timezone.now()
-
-    def ago(minutes: float) -> datetime:
-        return at - timedelta(minutes=minutes)
-
-    processor = the.transactional(the.ignore, name="shop.charts")
-    of: dict[str, Any] = {
-        "processor": processor.name,
-        "kind": "run",
-        "host": "a",
-        "pid": 1,
-        "processed": 5,
-        "discarded": 1,
-        "handler_seconds": 12.0,
-        "slowest": 9.0,
-    }
-    RecordedRun.objects.create(started_at=ago(1), heartbeat_at=ago(0), **of)
-    for end in (50, 20):
-        RecordedRun.objects.create(
-            started_at=ago(end + 1), heartbeat_at=ago(end), finished_at=ago(end), **of
-        )
-    rates, times = page.history(processor)
-    ends = [ago(each).timestamp() for each in (50, 20, 0)]
-    assert [end for end, _ in rates] == ends
-    assert [rate for _, rate in rates] == pytest.approx([0.1] * 3)
-    assert times == [(end, 2.0) for end in ends]
-    # A record of before these columns, and one whose only row was locked.
-    RecordedRun.objects.update(handler_seconds=0)
-    assert page.history(processor)[1] == []
 
 
 def _records() -> list[RecordedRun]:

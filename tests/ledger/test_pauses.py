@@ -19,8 +19,7 @@ from dcl_processor.ledger import ledger as process
 from dcl_processor.ledger import orders, tokens
 from dcl_processor.ledger.desk import UnreachableError
 from dcl_processor.ledger.ledger import Ledger
-from dcl_processor.ledger.models import Control
-from dcl_processor.ledger.tables import ensure
+from dcl_processor.ledger.models import Control, ensure
 from dcl_processor.ledger.tokens import Grant, Tokens
 from dcl_processor.runner import limits
 from tests.contract.support import errands as the

@@ -57,7 +57,7 @@ def register(registry: CollectorRegistry | None = None) -> None:
 # --- the metrics that only the database knows: what waits, since when, and what is stuck
 
 
-#: Seconds for which what was read from the database is served again, at least.
+#: Seconds for which what was read from the database is served again.
 FRESH_FOR = 15.0
 
 #: The answers about the database that are exposed: the name of the gauge, and what it means.
@@ -77,34 +77,22 @@ UNKNOWN_HELP = "Gauges that are absent because the database did not answer in ti
 
 
 class Gauges(Collector):
-    """Exposes what the database knows; reads it again when it is older than ``fresh_for`` seconds.
+    """Exposes what the database knows; reads it again when it is older than ``FRESH_FOR``.
 
-    ``seconds``: the time limit of each question. A gauge whose question was not answered is absent,
-    because 0 would be taken for the answer.
+    A gauge whose question was not answered is absent, because 0 would be taken for the answer.
     """
 
-    def __init__(
-        self,
-        processors: Callable[[], Iterable[BatchProcessor[Any]]],
-        *,
-        using: str | None = None,
-        seconds: float = insights.TIMEOUT,
-        fresh_for: float = FRESH_FOR,
-    ) -> None:
+    def __init__(self, processors: Callable[[], Iterable[BatchProcessor[Any]]]) -> None:
         self._processors = processors
-        self._using = using
-        self._seconds = seconds
-        self._fresh_for = max(FRESH_FOR, fresh_for)
         self._lock = threading.Lock()
-        self._read_at: float | None = None
+        self._read_at = -FRESH_FOR
         self._metrics: list[Metric] = []
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics; scrapes that come at once wait for one reading."""
         with self._lock:
-            now = time.monotonic()
-            if self._read_at is None or now - self._read_at >= self._fresh_for:
-                found = read(self._processors(), using=self._using, seconds=self._seconds)
+            if time.monotonic() - self._read_at >= FRESH_FOR:
+                found = read(self._processors(), using=None, seconds=insights.TIMEOUT)
                 self._metrics = list(gauges(found))
                 # From the end of the reading, which may take long itself.
                 self._read_at = time.monotonic()

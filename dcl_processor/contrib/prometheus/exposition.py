@@ -1,12 +1,12 @@
-"""The metrics of tallies, by their names; counters' samples have ``_total`` behind the name."""
+"""The metrics of runs, by their names; counters' samples have ``_total`` behind the name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,115 +19,73 @@ from prometheus_client import (
     start_http_server,
     write_to_textfile,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES, Distribution, Tally, succeeded
+from dcl_processor.metrics import (
+    AGES,
+    DURATIONS,
+    LAST_SUCCESS,
+    OUTCOMES,
+    ROWS,
+    Samples,
+    added,
+    succeeded,
+)
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.report import Report
 
-ROWS, RETRIES = "dcl_processor_rows", "dcl_processor_retries"
-LOST_LEASES = "dcl_processor_lost_leases"
+RETRIES, LOST_LEASES = "dcl_processor_retries", "dcl_processor_lost_leases"
 HANDLER = "dcl_processor_handler_duration_seconds"
 LOCK = "dcl_processor_lock_held_seconds"
 AGE = "dcl_processor_age_at_claim_seconds"
-LAST_SUCCESS = "dcl_processor_last_success_timestamp_seconds"
 
-#: What each metric means, by its name.
-HELP = {
-    ROWS: "Rows that have an outcome, by outcome.",
-    RETRIES: "Failed rows that are to be tried again.",
-    LOST_LEASES: "Rows that another worker had taken over at their settlement.",
-    HANDLER: "Seconds that each call of a handler took.",
-    LOCK: "Seconds for which a transaction held the locks of its rows.",
-    AGE: "Seconds for which a row was pending at its claim.",
-    LAST_SUCCESS: "When a run last ended in which no row failed for good.",
+#: The type of each metric, and what it means.
+METRICS = {
+    ROWS: ("counter", "Rows that have an outcome, by outcome."),
+    RETRIES: ("counter", "Failed rows that are to be tried again."),
+    LOST_LEASES: ("counter", "Rows that another worker had taken over at their settlement."),
+    HANDLER: ("histogram", "Seconds that each call of a handler took."),
+    LOCK: ("histogram", "Seconds for which a transaction held the locks of its rows."),
+    AGE: ("histogram", "Seconds for which a row was pending at its claim."),
+    LAST_SUCCESS: ("gauge", "When a run last ended in which no row failed for good."),
 }
 
 
-def families(tallies: Mapping[str, Tally]) -> Iterator[Metric]:
-    """Yield the metrics of tallies, by the processors' names."""
-    rows = CounterMetricFamily(ROWS, HELP[ROWS], labels=["processor", "outcome"])
-    retries = CounterMetricFamily(RETRIES, HELP[RETRIES], labels=["processor"])
-    lost = CounterMetricFamily(LOST_LEASES, HELP[LOST_LEASES], labels=["processor"])
-    success = GaugeMetricFamily(LAST_SUCCESS, HELP[LAST_SUCCESS], labels=["processor"])
-    histograms = {
-        name: HistogramMetricFamily(name, HELP[name], labels=["processor"])
-        for name in (HANDLER, LOCK, AGE)
-    }
-    for name, tally in tallies.items():
-        for outcome in OUTCOMES:
-            rows.add_metric([name, outcome], tally.rows[outcome])
-        retries.add_metric([name], tally.retries)
-        lost.add_metric([name], tally.lost_leases)
-        if tally.last_success is not None:
-            success.add_metric([name], tally.last_success)
-        for key, each in ((HANDLER, tally.handler), (LOCK, tally.lock), (AGE, tally.age)):
-            histograms[key].add_metric([name], _buckets(each), each.total)
-    yield from (rows, retries, lost, *histograms.values(), success)
-
-
-def _buckets(values: Distribution) -> list[tuple[str, float]]:
-    bounds = [*map(str, values.bounds), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(values.counts)), strict=True))
-
-
-class _Source(Collector):
-    """Has metrics, as a registry has them."""
-
-    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterable[Metric]:
-        return self._read()
-
-
-def serve(
-    tallies: Callable[[], Mapping[str, Tally]], address: str, port: int
-) -> Callable[[], None]:
-    """Serve the metrics over HTTP, from a thread; return what ends that.
-
-    Raises ``OSError`` if the port cannot be had.
-    """
-    own = CollectorRegistry()
-    own.register(_Source(lambda: families(tallies())))
-    server, thread = start_http_server(port, addr=address, registry=own)
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
-
-
 class ProcessMetrics(Observer):
-    """Writes to the client's own metrics, which alone work in its multi-process mode, too."""
+    """Writes to the client's own metrics, which alone work in its multi-process mode, too.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        one = ["processor"]
-        self._rows = Counter(ROWS, HELP[ROWS], [*one, "outcome"], registry=registry)
-        self._retries = Counter(RETRIES, HELP[RETRIES], one, registry=registry)
-        self._lost = Counter(LOST_LEASES, HELP[LOST_LEASES], one, registry=registry)
-        self._handler = self._histogram(HANDLER, DURATIONS, registry)
-        self._lock = self._histogram(LOCK, DURATIONS, registry)
-        self._age = self._histogram(AGE, AGES, registry)
+    ``names``: processors that have samples before anything happens. ``is_share``: runs here are
+    parts of a run, whose success is not known in this process.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, names: Iterable[str] = (), *, is_share: bool = False
+    ) -> None:
+        self._is_share = is_share
+        one: Any = {"labelnames": ["processor"], "registry": registry}
+        two: Any = {**one, "labelnames": ["processor", "outcome"]}
+        texts = {name: text for name, (_, text) in METRICS.items()}
+        self._rows = Counter(ROWS, texts[ROWS], **two)
+        self._retries = Counter(RETRIES, texts[RETRIES], **one)
+        self._lost = Counter(LOST_LEASES, texts[LOST_LEASES], **one)
+        self._handler = Histogram(HANDLER, texts[HANDLER], buckets=DURATIONS, **one)
+        self._lock = Histogram(LOCK, texts[LOCK], buckets=DURATIONS, **one)
+        self._age = Histogram(AGE, texts[AGE], buckets=AGES, **one)
         # Of all processes, the dead ones included: it is not a state of theirs.
-        self._success = Gauge(
-            LAST_SUCCESS, HELP[LAST_SUCCESS], one, registry=registry, multiprocess_mode="max"
-        )
+        self._success = Gauge(LAST_SUCCESS, texts[LAST_SUCCESS], multiprocess_mode="max", **one)
+        for name in names:
+            self._begin(name)
 
-    @staticmethod
-    def _histogram(name: str, bounds: Sequence[float], registry: CollectorRegistry) -> Histogram:
-        return Histogram(name, HELP[name], ["processor"], registry=registry, buckets=bounds)
+    def _begin(self, name: str) -> None:
+        """Expose 0 from the beginning, because the first increase of a new series is not seen."""
+        for outcome in OUTCOMES:
+            self._rows.labels(name, outcome)
+        for each in (self._retries, self._lost, self._handler, self._lock, self._age):
+            each.labels(name)
 
     def claimed(self, name: str, ages: Sequence[float]) -> None:
         for each in ages:
@@ -149,15 +107,78 @@ class ProcessMetrics(Observer):
             self._retries.labels(name).inc()
 
     def run_started(self, running: Running) -> None:
-        # With 0 from the beginning, because the first increase of a new series is not seen.
-        for outcome in OUTCOMES:
-            self._rows.labels(running.name, outcome)
-        self._retries.labels(running.name)
-        self._lost.labels(running.name)
+        self._begin(running.name)
 
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
-        if error is None and succeeded(report):
+        if error is None and not self._is_share and succeeded(report):
             self._success.labels(running.name).set_to_current_time()
+
+
+class Counts(ProcessMetrics):
+    """What was counted in this process, and in those that it has started."""
+
+    def __init__(self, names: Iterable[str] = (), *, is_share: bool = False) -> None:
+        registry = CollectorRegistry()
+        super().__init__(registry, names, is_share=is_share)
+        self._collect = registry.collect
+        self._adding = threading.Lock()
+        self._others: Samples = {}
+
+    def add(self, samples: Samples) -> None:
+        """Add what another process has counted."""
+        with self._adding:
+            self._others = added(self._others, samples)
+
+    def samples(self) -> Samples:
+        """Return what was counted so far."""
+        return added(_samples(self._collect()), self._others)
+
+
+def _samples(metrics: Iterable[Metric]) -> Samples:
+    # Not when a series has begun, which is a time, and of no use for a command.
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for metric in metrics
+        for sample in metric.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def families(samples: Samples) -> Iterator[Metric]:
+    """Yield the metrics of samples."""
+    for name, (kind, text) in METRICS.items():
+        metric = Metric(name, text, kind)
+        for (sample, labels), value in samples.items():
+            if sample.startswith(name):
+                metric.add_sample(sample, dict(labels), value)
+        yield metric
+
+
+class _Source(Collector):
+    """Has metrics, as a registry has them."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
+
+
+def serve(read: Callable[[], Samples], address: str, port: int) -> Callable[[], None]:
+    """Serve the metrics over HTTP, from a thread; return what ends that.
+
+    Raises ``OSError`` if the port cannot be had.
+    """
+    own = CollectorRegistry()
+    own.register(_Source(lambda: families(read())))
+    server, thread = start_http_server(port, addr=address, registry=own)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
 
 
 # --- a file for node_exporter's textfile collector, to which commands add what they have counted
@@ -181,21 +202,23 @@ class TextFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def add(self, tallies: Mapping[str, Tally]) -> None:
-        """Add tallies to those in the file; readers see the old file, or the new one.
+    def add(self, samples: Samples) -> None:
+        """Add samples to those in the file; readers see the old file, or the new one.
 
         Raises ``OSError`` if the file cannot be written, and ``TimeoutError`` if another process
-        keeps its lock. A file with other contents is replaced.
+        keeps its lock. A file with other contents is replaced, such as buckets of another version.
         """
         with self._locked():
-            write(self._path, added(families(tallies), self._read()))
+            write(self._path, families(added(self._read(), samples)))
 
-    def _read(self) -> Mapping[str, Metric]:
+    def _read(self) -> Samples:
         try:
             text = self._path.read_text(encoding="utf-8")
-            return {each.name: each for each in text_string_to_metric_families(text)}
+            found = _samples(text_string_to_metric_families(text))
         except (FileNotFoundError, ValueError):
             return {}
+        bounds = {dict(labels).get("le") for _, labels in found}
+        return found if bounds <= {None, "+Inf", *map(str, (*DURATIONS, *AGES))} else {}
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -212,27 +235,6 @@ class TextFile:
                     raise TimeoutError(f"another process has kept {lock} for {LOCKED_WITHIN:g} s")
                 time.sleep(PAUSE)
             yield
-
-
-def added(metrics: Iterable[Metric], before: Mapping[str, Metric]) -> Iterator[Metric]:
-    """Yield the metrics with those of before added to them: sums, and the later one of two times.
-
-    Buckets of other bounds, those of another version, are left out.
-    """
-    for metric in metrics:
-        own = [*metric.samples]
-        bounds = {each.labels.get("le") for each in own}
-        old = before[metric.name].samples if metric.name in before else []
-        if own and not {each.labels.get("le") for each in old} <= bounds:
-            old = []
-        found: dict[Any, Any] = {}
-        for sample in [*old, *own]:
-            key = sample.name, tuple(sorted(sample.labels.items()))
-            values = [sample.value, *([found[key].value] if key in found else ())]
-            value = max(values) if metric.name == LAST_SUCCESS else sum(values)
-            found[key] = sample._replace(value=value)
-        metric.samples = [*found.values()]
-        yield metric
 
 
 def write(path: Path, metrics: Iterable[Metric]) -> None:

@@ -89,8 +89,8 @@ def left_failing() -> int:
 
 def drain_watched(workers: int) -> Drained:
     """Note all that can be noted of each run and row: the ledger, metrics and traces."""
-    from dcl_processor.metrics import Collector
+    from dcl_processor.contrib.prometheus.exposition import Counts
     from tests.contract.support.onlookers import exporting, looking_on
 
-    with override_settings(DCL_PROCESSOR_LEDGER=True), looking_on(Collector()), exporting():
+    with override_settings(DCL_PROCESSOR_LEDGER=True), looking_on(Counts()), exporting():
         return drain(workers, delivery="transactional", batch_size=1)
