@@ -30,7 +30,6 @@ from dcl_processor.exceptions import HandlerTimeout, Unsupported
 from dcl_processor.execution.handler import (
     Failed,
     Lost,
-    Prepared,
     Together,
     as_exception,
     judge,
@@ -83,7 +82,7 @@ class EventLoop:
         # Race: work without flip. The outcomes of those that ended, by the same keys, written by
         # the loop's thread where the run's thread finds them: an interrupt of the run loses what
         # it has just taken out of a queue. The queue only wakes it.
-        self._outcomes: dict[Any, Together | Prepared | BaseException] = {}
+        self._outcomes: dict[Any, Together | BaseException] = {}
         self._ended: SimpleQueue[None] = SimpleQueue()
         # The limits of the calls under way, and the calls by their tasks, which the monitor reads.
         self._scopes: dict[Call, asyncio.Timeout] = {}
@@ -136,7 +135,7 @@ class EventLoop:
         lease is alive after that.
 
         ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
-        this is the first one's. Its ``taken_over()`` is called alone, with a mapping of one row.
+        this is the first one's.
         ``attempt``: its number, if one is counted.
         """
         self._given[pk] = [*given] if processor._handles_batches else [pk]
@@ -167,7 +166,7 @@ class EventLoop:
                 wait_for_next(self._ended, left)
         return bool(self._outcomes)
 
-    def ended(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Return the outcomes of those handlers that have ended, until they are forgotten.
 
         When no outcome is left, raises an error that is no row's failure, and so ends the run.
@@ -217,7 +216,7 @@ class EventLoop:
         if self._is_running:
             self.call(all_of_them())
 
-    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = list(pks)
         if self._is_running:
@@ -266,8 +265,8 @@ class EventLoop:
             self._ended.put(None)
 
     async def _judged(
-        self, pk: Any, outcome: Together | Prepared | BaseException
-    ) -> Together | Prepared | BaseException | None:
+        self, pk: Any, outcome: Together | BaseException
+    ) -> Together | BaseException | None:
         """Return the outcome with what is known of the transaction; ``None``: interrupted."""
         try:
             is_lost = await self.sessions.were_left_open(pk, self._handlers.keys())
@@ -287,23 +286,20 @@ class EventLoop:
         *,
         still_ours: Callable[[], bool] | None,
         attempt: int | None,
-    ) -> Together | Prepared | BaseException | None:
+    ) -> Together | BaseException | None:
         """Call the handler; return what it came to, or ``None`` if it was interrupted."""
-        outcome: Together | Prepared | BaseException
+        outcome: Together | BaseException
         judged = judge if still_ours is None else not_prepared
         together = processor._handles_batches
         call: Call | None = None
         try:
             if still_ours is not None:
-                row = given[pk] if together else given
-                result = await self._call(self._noted([pk]), processor.taken_over, row)
+                result = await self._call(self._noted([pk]), processor.taken_over, given)
                 if (unprepared := prepared(result)) is not None:
                     return unprepared
                 judged = judge
-            if together and still_ours is not None:
-                outcome = Prepared()
             # Race: double claim. The lease may have lapsed during that call.
-            elif still_ours is not None and not still_ours():
+            if still_ours is not None and not still_ours():
                 outcome = Lost(called=False)
             elif together:
                 rows = [*given.values()]
