@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dcl_processor.settlement.writing import Expected
     from dcl_processor.values import Values
 
-    from .batch_calls import BatchCalls
+    from .marked import BatchCalls
     from .marks import Mark
     from .turns import Share
 
