@@ -44,7 +44,7 @@ from dcl_processor.settlement.writing import Expected
 from dcl_processor.values import Values, constants_of, resolve
 
 from . import flips
-from .settlement import Answer, Batch, Held, Settlement, Statement
+from .settlement import Batch, Held, Settlement, Statement
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -133,15 +133,10 @@ def answered(lane: Lane, after: Settlement) -> None:
     for place in _open_rows(batch):
         marked = batch.ended[place][0].marked
         marked.may_be_written = False
-        if is_written(answers[-1]):
+        if answers[-1]:  # the row still had this worker's mark
             marked.is_settled = True
         else:
             settle_row(lane, batch, place)
-
-
-def is_written(answer: Answer) -> bool:
-    """Return whether a settlement has written its row: it still had this worker's mark."""
-    return bool(answer)
 
 
 def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
@@ -149,10 +144,11 @@ def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
     batch = after.batch
     # A pooler or a server that takes one statement at a time answers so, whatever these say.
     is_refused = isinstance(error, ProgrammingError) and not is_about_rows(error)
+    using = batch.question.using
+    is_answered = isinstance(error, Exception) and _is_answer(error, using, lane.driver)
     for place in _open_rows(batch):
         held = batch.ended[place][0]
-        if _was_answered(lane, batch, error):
-            held.marked.may_be_written = False
+        held.marked.may_be_written = held.marked.may_be_written and not is_answered
         settle_row(lane, batch, place, is_last=ends_the_run(error))
         if is_refused and held.marked.is_settled:
             lane.session.refuse_messages()
@@ -376,7 +372,7 @@ def _write_once(
     # A rule may turn one statement into several.
     if not (check or inside or lane.run.has_rules):
         found = writing.statement_if_free(question, held.pk, expected, values)
-        if found is not None and is_written(lane.session.execute(Statement(*found))):
+        if found is not None and lane.session.execute(Statement(*found)):
             return 1
     # Another session has the row, or has locked it. Race: work without flip. The work is done, so
     # that a lock must not lose the flip; nor keep the other rows waiting.
@@ -395,12 +391,6 @@ def _is_answer(error: Exception, using: str, session: Any) -> bool:
     """Return whether the database reported that nothing was written."""
     connection: Any = connections[using]
     return is_contention(error) or (connection.connection is session and connection.is_usable())
-
-
-def _was_answered(lane: Lane, batch: Batch, error: BaseException) -> bool:
-    if not isinstance(error, Exception) or batch.claimed is None:
-        return False
-    return _is_answer(error, batch.question.using, lane.driver)
 
 
 def _is_there(batch: Batch, held: Held, values: Values) -> bool:
