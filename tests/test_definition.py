@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor import BatchProcessor, Delivery, batch_processor
 from dcl_processor.exceptions import (
     InvalidDone,
     InvalidOption,
@@ -193,11 +193,6 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ),
     ({"process_batch": lazy}, InvalidOption, r"got the generator lazy\(\); remove the 'yield'"),
     ({"process_batch": asynchronous}, Unsupported, r"expected a plain function, got 'async def"),
-    (
-        {"process_batch": asynchronous, "delivery": "at_least_once", "lease": Lease(60)},
-        Unsupported,
-        r"expected a plain process_batch\(\), got 'async def asynchronous'",
-    ),
 ]
 
 

@@ -134,12 +134,6 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
             "lock cannot be held across an event loop; write 'def', or choose "
             "Delivery.AT_LEAST_ONCE or AT_MOST_ONCE, whose handlers run outside the transaction."
         )
-    if processor._handles_batches:
-        raise Unsupported(
-            f"{processor._label}: expected a plain process_batch(), got 'async def {called}'; "
-            "write 'def', which may call asynchronous code by async_to_sync(), or 'async def "
-            "process'."
-        )
 
 
 def _check_flips(processor: Definition[Any]) -> None:

@@ -60,6 +60,10 @@ class Lane:
         self.in_flight = InFlight(run.notes)
         self.session = Session(run.using, self._name)
         self._loop = run.event_loop
+        #: Whether ``BatchCalls`` call the handlers of rows with a mark.
+        self.calls_apart = self._loop is not None or (
+            self.processor._handles_batches and not run.hands_out
+        )
         self._size = run.size
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
         retry, since = self.processor.retry, self.processor.pending_since
@@ -128,12 +132,13 @@ class Lane:
         """Return how many rows the next batch of asynchronous handlers may have."""
         loop, size = self._loop, self._size
         assert loop is not None
+        is_together = self.processor._handles_batches
         # The others may be at work for hours, and a free place is to be used.
-        enough = 1 if self._is_idle else int(loop.concurrency * WORTH_CLAIMING) or 1
+        enough = 1 if is_together or self._is_idle else int(loop.concurrency * WORTH_CLAIMING) or 1
         waiting = [batch for batch in self._open if batch.calls is not None and batch.calls.wait]
         if loop.free < enough or waiting:
             return 0
-        return max(size, loop.free)
+        return size if is_together else max(size, loop.free)
 
     def _let_end(self) -> None:
         """Let asynchronous handlers end, and rows be settled, after an error that is no interrupt.
@@ -331,7 +336,7 @@ class Lane:
         # Before its rows go on: an interrupt at any point of that leaves the batch to the clear-up.
         if batch not in self._open:
             self._open.append(batch)
-        if self._loop is not None and batch.calls is None and not batch.ended:
+        if self.calls_apart and batch.calls is None and not batch.ended:
             batch.calls = BatchCalls(self, batch)
         calls = batch.calls
         has_ended = calls is None or calls.go_on()

@@ -30,12 +30,13 @@ from dcl_processor.exceptions import HandlerTimeout, Unsupported
 from dcl_processor.execution.handler import (
     Failed,
     Lost,
-    Outcome,
+    Together,
     as_exception,
     judge,
     not_prepared,
     prepared,
     returned,
+    understood,
 )
 from dcl_processor.interrupts import ends_the_run, wait_for_next
 from dcl_processor.log_fields import running as running_now
@@ -75,12 +76,13 @@ class EventLoop:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._ready = threading.Event()
         self._closing = threading.Event()
-        # The keys of the rows that handlers were given, until forget() is called.
-        self._given: dict[Any, None] = {}
-        # Race: work without flip. The outcomes of those that ended, by these keys, written by
+        # The keys of the rows that handlers were given, by the first of them, until forget() is
+        # called.
+        self._given: dict[Any, list[Any]] = {}
+        # Race: work without flip. The outcomes of those that ended, by the same keys, written by
         # the loop's thread where the run's thread finds them: an interrupt of the run loses what
         # it has just taken out of a queue. The queue only wakes it.
-        self._outcomes: dict[Any, Outcome | BaseException] = {}
+        self._outcomes: dict[Any, Together | BaseException] = {}
         self._ended: SimpleQueue[None] = SimpleQueue()
         # The limits of the calls under way, and the calls by their tasks, which the monitor reads.
         self._scopes: dict[Call, asyncio.Timeout] = {}
@@ -114,13 +116,14 @@ class EventLoop:
     @property
     def rows_under_way(self) -> list[Any]:
         """The keys of all rows that are being handled now."""
-        return [pk for pk in self._given if pk not in self._outcomes]
+        under_way = [keys for pk, keys in self._given.items() if pk not in self._outcomes]
+        return [pk for keys in under_way for pk in keys]
 
     def start(
         self,
         processor: Definition[Any],
-        row: Any,
         pk: Any,
+        given: Any,
         arguments: tuple[Any, ...],
         *,
         still_ours: Callable[[], bool] | None = None,
@@ -128,13 +131,16 @@ class EventLoop:
     ) -> None:
         """Start a handler; there must be room for it.
 
-        ``pk``: the row's key when it was claimed. ``still_ours``: given if ``taken_over()`` is to
-        be called first; returns whether the row's lease is alive after that. ``attempt``: its
-        number, if one is counted.
+        ``still_ours``: given if ``taken_over()`` is to be called first; returns whether the row's
+        lease is alive after that.
+
+        ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
+        this is the first one's.
+        ``attempt``: its number, if one is counted.
         """
-        self._given[pk] = None
+        self._given[pk] = [*given] if processor._handles_batches else [pk]
         call = partial(
-            self._outcome, processor, row, pk, arguments, still_ours=still_ours, attempt=attempt
+            self._outcome, processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
         )
         self._begin(self._execute(pk, call)).add_done_callback(partial(self._over, pk))
 
@@ -160,7 +166,7 @@ class EventLoop:
                 wait_for_next(self._ended, left)
         return bool(self._outcomes)
 
-    def ended(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Return the outcomes of those handlers that have ended, until they are forgotten.
 
         When no outcome is left, raises an error that is no row's failure, and so ends the run.
@@ -210,7 +216,7 @@ class EventLoop:
         if self._is_running:
             self.call(all_of_them())
 
-    def cancel(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = list(pks)
         if self._is_running:
@@ -259,8 +265,8 @@ class EventLoop:
             self._ended.put(None)
 
     async def _judged(
-        self, pk: Any, outcome: Outcome | BaseException
-    ) -> Outcome | BaseException | None:
+        self, pk: Any, outcome: Together | BaseException
+    ) -> Together | BaseException | None:
         """Return the outcome with what is known of the transaction; ``None``: interrupted."""
         try:
             is_lost = await self.sessions.were_left_open(pk, self._handlers.keys())
@@ -268,35 +274,43 @@ class EventLoop:
         except asyncio.CancelledError:
             return None if pk in self._given_up else outcome
         if is_lost and not isinstance(outcome, BaseException):
-            return without_work(outcome, shared=True)
+            return without_work(outcome)
         return outcome
 
     async def _outcome(
         self,
         processor: Definition[Any],
-        row: Any,
         pk: Any,
+        given: Any,
         arguments: tuple[Any, ...],
         *,
         still_ours: Callable[[], bool] | None,
         attempt: int | None,
-    ) -> Outcome | BaseException | None:
+    ) -> Together | BaseException | None:
         """Call the handler; return what it came to, or ``None`` if it was interrupted."""
-        outcome: Outcome | BaseException
+        outcome: Together | BaseException
         judged = judge if still_ours is None else not_prepared
+        together = processor._handles_batches
         call: Call | None = None
         try:
             if still_ours is not None:
-                result = await self._call(self._noted([pk]), processor.taken_over, row)
+                result = await self._call(self._noted([pk]), processor.taken_over, given)
                 if (unprepared := prepared(result)) is not None:
                     return unprepared
                 judged = judge
             # Race: double claim. The lease may have lapsed during that call.
             if still_ours is not None and not still_ours():
                 outcome = Lost(called=False)
+            elif together:
+                rows = [*given.values()]
+                call = self._noted([*given])
+                results = await self._handle(
+                    processor, call, processor.process_batch, rows, *arguments
+                )
+                outcome = understood(processor, given, results, call.duration)
             else:
                 call = self._noted([pk], attempt)
-                result = await self._handle(processor, call, processor.process, row, *arguments)
+                result = await self._handle(processor, call, processor.process, given, *arguments)
                 outcome = returned(result, call.duration)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:

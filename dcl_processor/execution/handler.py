@@ -226,15 +226,7 @@ def attempt_together(
         if ends_the_run(error):
             raise
         return judge(error, duration=call.duration)
-    if (raised := returned_error(results)) is not None:
-        return judge(raised, duration=call.duration)
-    try:
-        return outcomes_of(processor, rows, results, call.duration)
-    except BaseException as error:
-        if ends_the_run(error):
-            raise
-        # The work may be done all the same, for any of the rows.
-        return Failed(as_exception(error), handled=True, duration=call.duration)
+    return understood(processor, rows, results, call.duration)
 
 
 def _call_together(
@@ -246,6 +238,23 @@ def _call_together(
 ) -> Any:
     given = [*rows.values()]
     return announced(processor, call, limit, processor.process_batch, given, *arguments)
+
+
+def understood(
+    processor: Definition[Any], rows: Iterable[Any], results: Any, duration: float | None
+) -> Together:
+    """Return the outcomes of rows from what ``process_batch()`` returned, in ``duration`` seconds.
+
+    If that cannot be understood, the work may be done all the same, for any of the rows.
+    """
+    if (raised := returned_error(results)) is not None:
+        return judge(raised, duration=duration)
+    try:
+        return outcomes_of(processor, rows, results, duration)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        return Failed(as_exception(error), handled=True, duration=duration)
 
 
 def outcomes_of(

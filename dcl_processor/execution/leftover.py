@@ -24,7 +24,7 @@ from dcl_processor.database.sight import REPORTED, Sees, Shared, put_back, sight
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
-from .handler import Failed, Handled, Outcome
+from .handler import Failed, Handled, Outcome, Together
 
 # Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
@@ -81,7 +81,13 @@ class Leftover:
 
     def judge(self, outcome: Outcome) -> Outcome:
         """End the transaction that was left open; return the row's outcome."""
-        return without_work(outcome) if self.end() else outcome
+        return _without_work(outcome) if self.end() else outcome
+
+    def judge_all(self, outcomes: dict[Any, Outcome]) -> dict[Any, Outcome]:
+        """Do the same for the rows of one call, whose outcomes are given by key."""
+        if not self.end():
+            return outcomes
+        return {pk: _without_work(each) for pk, each in outcomes.items()}
 
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
@@ -240,8 +246,14 @@ def close_lost(but: str | None = None) -> None:
             each.close()
 
 
-def without_work(outcome: Outcome, *, shared: bool = False) -> Outcome:
-    """Return the outcome of a row whose work was rolled back; ``shared``: with that of others."""
+def without_work(outcome: Together) -> Together:
+    """Return the outcome of a call whose work was rolled back in a transaction of all handlers."""
+    if isinstance(outcome, dict):
+        return {pk: _without_work(each, shared=True) for pk, each in outcome.items()}
+    return _without_work(outcome, shared=True)
+
+
+def _without_work(outcome: Outcome, *, shared: bool = False) -> Outcome:
     if not isinstance(outcome, Handled):
         return outcome
     error = TransactionLeftOpen(shared=shared)

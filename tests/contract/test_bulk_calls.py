@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 import pytest
@@ -145,8 +146,8 @@ def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make)
         assert run.in_doubt(older_than=0).count() == 3
 
 
-class Line(AbstractContextManager[Any]):
-    """A resource; the first one is broken."""
+class Line(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
+    """A resource of either kind; the first one is broken."""
 
     opened: list[Line]
     closed: list[Line]
@@ -158,8 +159,15 @@ class Line(AbstractContextManager[Any]):
     def __exit__(self, *_: object) -> None:
         self.closed.append(self)
 
+    async def __aenter__(self) -> bool:
+        return self.__enter__()
 
-def test_the_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_resource_is_opened_again_before_the_rows_are_called_alone(is_async: bool) -> None:
     the.errands(4)
     Line.opened, Line.closed = [], []
 
@@ -167,13 +175,18 @@ def test_the_resource_is_opened_again_before_the_rows_are_called_alone() -> None
         if is_broken:
             raise ConnectionError("a broken line")
 
-    run = bulk(the.at_least_once, handle, resource=Line, retry=the.retry())
+    async def handle_async(given: Rows, is_broken: bool) -> None:
+        handle(given, is_broken)
+
+    options = {"resource": Line, "retry": the.retry(), "concurrency": 1 + is_async}
+    run = bulk(the.at_least_once, handle_async if is_async else handle, **options)
     assert_run(run(), processed=4)
     assert (len(Line.opened), Line.closed) == (2, Line.opened)
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 def test_rows_whose_leases_lapse_in_a_call_that_raises_are_not_called_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was suspended: another worker may have the rows by now."""
     the.errands(3)
@@ -185,7 +198,12 @@ def test_rows_whose_leases_lapse_in_a_call_that_raises_are_not_called_alone(
         raise ValueError
 
     calls = Calls(sleep)
-    assert_run(bulk(the.at_least_once, calls)(), lease_lost=3, redone=3)
+
+    async def handle_async(rows: Rows) -> None:
+        calls(rows)
+
+    run = bulk(the.at_least_once, handle_async if is_async else calls)
+    assert_run(run(), lease_lost=3, redone=3)
     assert calls.places == [[0, 1, 2]]
 
 
@@ -203,3 +221,35 @@ def test_the_rows_of_a_call_are_settled_in_one_transaction(make: Make) -> None:
         said = Errand.objects.order_by("place").values_list("result", flat=True)
         assert list(said) == [f"sent {place}" for place in range(number)]
     assert counts[1] - counts[0] <= 2 * 2
+
+
+# --- ``async def process_batch()``: calls on one event loop, each with the rows of a claim
+
+
+def in_fives(make: Make, handle: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that handles five rows in one call, unless told otherwise."""
+    return make(the.ignore, **{"process_batch": handle, "batch_size": 5, **options})
+
+
+@each_delivery
+def test_concurrency_counts_calls(make: Make) -> None:
+    the.errands(23)
+    now: set[int] = set()
+    most: list[int] = []
+    sizes: list[int] = []
+    complete = asyncio.Event()
+
+    async def handle(rows: Rows) -> None:
+        sizes.append(len(rows))
+        now.add(rows[0].pk)
+        most.append(len(now))
+        if len(now) == 3:
+            complete.set()
+        async with asyncio.timeout(the.PATIENCE):
+            await complete.wait()
+        now.discard(rows[0].pk)
+
+    assert_run(in_fives(make, handle)(concurrency=3), processed=23)
+    assert max(most) == 3
+    assert sorted(sizes) == [3, 5, 5, 5, 5]
+    assert the.places(done=True, leased_until=None, claimed_at=None) == list(range(23))

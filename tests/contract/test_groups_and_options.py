@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -146,6 +147,18 @@ def test_rows_that_are_handled_together_are_not_handed_out_by_key() -> None:
     processor = keyed(process_batch=lambda rows: None)
     with pytest.raises(Unsupported, match=r"expected process\(\) for reserve\(\) with group_by"):
         processor.reserve()
+
+
+def test_no_key_is_claimed_before_there_is_room_for_its_asynchronous_call() -> None:
+    rows_of(1, 2, 3)
+    leased: list[int] = []
+
+    async def handle(rows: Any) -> None:
+        await asyncio.sleep(0.2)
+        leased.append(await Errand.objects.exclude(leased_until=None).acount())
+
+    assert_run(keyed(process_batch=handle)(concurrency=1), processed=3)
+    assert leased == [1, 1, 1]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])

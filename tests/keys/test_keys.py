@@ -117,9 +117,7 @@ class World:
         dice = self.dice = random.Random(seed)  # noqa: S311  # no secret
         self.delivery = dice.choice([*DELIVERIES, "at least once"])
         self.mode = dice.choice([*MODES, "whole"])
-        self.is_async = (
-            self.delivery != "transactional" and dice.random() < 0.55 and self.mode != "whole"
-        )
+        self.is_async = self.delivery != "transactional" and dice.random() < 0.55
         self.concurrency = dice.choice([1, 3, 6, 8] if self.is_async else [1, 2, 3, 6])
         self.batch_size = dice.choice([1, 1, 1, 2, 3, 5]) if self.mode != "in order" else 1
         self.retry = dice.choice(["none", "at once", "at once", "late"])
@@ -207,17 +205,20 @@ class World:
             time.sleep(calls[0].seconds)
             return self._end(calls)
 
+        async def handle_all_async(rows: Sequence[Errand]) -> Any:
+            calls = self._begin(run, rows)
+            await asyncio.sleep(calls[0].seconds)
+            return self._end(calls)
+
         # An exception that is returned counts as one that is raised.
         def handle(row: Errand) -> Any:
             return handle_all([row])[row.pk]
 
         async def handle_async(row: Errand) -> Any:
-            calls = self._begin(run, [row])
-            await asyncio.sleep(calls[0].seconds)
-            return self._end(calls)[row.pk]
+            return (await handle_all_async([row]))[row.pk]
 
         if self.mode == "whole":
-            options["process_batch"] = handle_all
+            options["process_batch"] = handle_all_async if self.is_async else handle_all
         handler: Callable[..., Any] = handle_async if self.is_async else handle
         return batch_processor(pending=PENDING.order_by("pk"), **options)(handler)
 

@@ -128,7 +128,7 @@ class SendTogether(BatchProcessor[Parcel]):
 
 
 class SendTogetherLater(BatchProcessor[Parcel]):
-    """Answers by key, outside a transaction."""
+    """Answers by key, on an event loop."""
 
     delivery = Delivery.AT_LEAST_ONCE
     lease = Lease(60)
@@ -137,7 +137,7 @@ class SendTogetherLater(BatchProcessor[Parcel]):
     def pending(self) -> QuerySet[Parcel]:
         return Parcel.objects.filter(sent=False)
 
-    def process_batch(self, rows: Sequence[Parcel], /) -> Mapping[int, str | Exception]:
+    async def process_batch(self, rows: Sequence[Parcel], /) -> Mapping[int, str | Exception]:
         return {row.pk: str(row.pk) for row in rows}
 
 
