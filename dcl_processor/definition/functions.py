@@ -100,6 +100,11 @@ def _check_taken_over(processor: Definition[Any]) -> None:
             f"{processor._label}: expected no taken_over with {str(processor.delivery).upper()}, "
             "whose rows have no lease that lapses, got one; leave it out, or choose AT_LEAST_ONCE."
         )
+    if processor._handles_batches:
+        raise InvalidOption(
+            f"{processor._label}: expected process() beside taken_over, got process_batch(), which "
+            "gets rows together; write process()."
+        )
     if inspect.iscoroutinefunction(hook) and not processor._is_async:
         raise InvalidOption(
             f"{processor._label}: expected taken_over to be a plain function, as the handler is, "

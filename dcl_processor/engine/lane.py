@@ -20,11 +20,11 @@ from dcl_processor.interrupts import ends_the_run
 from dcl_processor.runner.in_flight import InFlight
 
 from . import marking, recovery, settling
-from .batch_calls import LINGER, WORTH_CLAIMING, BatchCalls
 from .claim import claim
 from .deliveries import DELIVERIES, Deliver
 from .flips import fixed_flip
 from .key_claim import claim_in_turn
+from .marked import LINGER, WORTH_CLAIMING, BatchCalls
 from .marking import claim_and_mark
 from .marks import mark_of
 from .session import Session

@@ -1,19 +1,47 @@
-"""Call the handlers while no transaction is open: the rows' marks keep other workers out."""
+"""Call the handlers while no transaction is open: the rows' marks keep other workers out.
+
+A plain handler gets row after row. Asynchronous handlers, and ``process_batch()``, have
+``BatchCalls``, whose batch stays open in the lane until the last of them has ended. Meanwhile a
+lane with an event loop claims more rows: otherwise a batch would last as long as its slowest
+handler, and the others would have nothing to do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dcl_processor import log_fields
 from dcl_processor.database.connection import is_connected
-from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
+from dcl_processor.errors import represent
+from dcl_processor.execution.handler import (
+    Failed,
+    Lost,
+    Outcome,
+    Together,
+    attempt_together,
+    execute,
+)
+from dcl_processor.masking import shown
 
+from .recovery import log_redone
 from .settlement import Batch, Held
-from .settling import settle_row
+from .settling import settle_ended, settle_row
 
 if TYPE_CHECKING:
+    from dcl_processor.execution.resource import OpenResource
+
     from .lane import Lane
+
+#: The part of the handlers' places that must be free before more rows are claimed, because rows
+#: claimed one by one would cost a transaction each.
+WORTH_CLAIMING = 1 / 4
+
+#: Seconds after which fewer free places are filled, too, if no other handler has ended.
+LINGER = 0.02
 
 
 def handle_marked(lane: Lane, batch: Batch) -> None:
@@ -110,3 +138,185 @@ def is_left_by_another(lane: Lane, held: Held) -> bool:
     """Return whether the row had a lease that lapsed, and that no worker has settled."""
     lease = lane.processor.lease
     return lease is not None and held.marked.before[lease.field] is not None
+
+
+# --- the calls for one batch, one after another, or at once on the run's event loop
+
+
+class BatchCalls:
+    """Makes the calls for a batch as there is room for them, and settles the rows that ended.
+
+    A handler gets one row, or with ``process_batch()`` all rows that may start. A plain
+    ``process_batch()`` is called at once, in the thread of its lane.
+    """
+
+    def __init__(self, lane: Lane, batch: Batch) -> None:
+        self._lane, self._batch = lane, batch
+        self._loop = lane.run.event_loop
+        self._together = lane.processor._handles_batches
+        # Race: two of one key. The rows of a call that raised are called one by one.
+        self._one_by_one = bool(self._together and batch.wanted.keys)
+        self._stack = ExitStack()
+        #: What handlers on the event loop share with those of other batches.
+        self._resource: OpenResource | None = None
+        self._borrow()
+        calls = [batch.rows] if self._together and batch.rows else [[each] for each in batch.rows]
+        #: The rows of each call that is still to be made.
+        self._calls = deque(calls)
+        #: The rows of the calls under way, by the key of the first one.
+        self._under_way: dict[Any, Sequence[Held]] = {}
+        #: What a call in this thread came to, until it is recorded.
+        self._ended_here: dict[Any, Together] = {}
+
+    def _borrow(self) -> None:
+        if self._loop is not None:
+            self._resource = self._stack.enter_context(self._lane.resource.borrowed())
+
+    @property
+    def wait(self) -> bool:
+        """Whether rows wait for a free place."""
+        return bool(self._calls) and not (self._one_by_one and self._under_way)
+
+    def go_on(self) -> bool:
+        """Settle the rows whose handlers have ended, and start others; return whether all ended."""
+        self._settle_ended()
+        while (self._loop is None or self._loop.free) and self.wait:
+            self._start_next(self._calls.popleft())
+            if self._loop is None:
+                self._settle_ended()
+        if self._calls or self._under_way:
+            return False
+        self._stack.close()
+        return True
+
+    def _start_next(self, rows: Sequence[Held]) -> None:
+        # Race: double claim. A lease may have lapsed while its row waited for its call.
+        free = startable(self._lane, self._batch, rows)
+        if free:
+            self._start(free)
+        # The refused ones have their outcomes. If no row may start any more, each call finds that.
+        if len(free) < len(rows):
+            called = {held.pk for held in free}
+            put_back(self._batch, [held for held in rows if held.pk not in called])
+
+    def _start(self, rows: Sequence[Held]) -> None:
+        lane, loop, [first, *_] = self._lane, self._loop, rows
+        processor = lane.processor
+        if lane.in_flight.notes.using is not None:
+            under_way = [] if loop is None else loop.rows_under_way
+            lane.in_flight.note([*under_way, *[held.pk for held in rows]])
+        self._batch.started += rows
+        self._under_way[first.pk] = rows
+        given = {held.pk: held.row for held in rows} if self._together else first.row
+        if loop is None:
+            self._call_here(first.pk, given)
+            return
+        is_taken_over = processor._prepares_taken_over and is_left_by_another(lane, first)
+        loop.start(
+            processor,
+            first.pk,
+            given,
+            (self._resource or lane.resource).arguments,
+            still_ours=partial(lane.is_ours, first.pk) if is_taken_over else None,
+            attempt=first.attempt if lane.counts_attempts and not self._together else None,
+        )
+
+    def _call_here(self, pk: Any, given: Mapping[Any, Any]) -> None:
+        lane, ended = self._lane, self._ended_here
+        with lane.watched as leftover:
+            # Race: work without flip. It is done; after an interrupt its rows are settled by this.
+            ended[pk] = attempt_together(
+                lane.processor, given, lane.resource.arguments, lane.run.time_limit
+            )
+        outcomes = ended[pk]
+        if isinstance(outcomes, dict):
+            ended[pk] = leftover.judge_all(outcomes)
+        else:
+            leftover.end()
+
+    def _settle_ended(self) -> None:
+        loop = self._loop
+        while ended := loop.ended(self._under_way) if loop is not None else self._ended_here:
+            # Recorded here before they are forgotten, because an interrupt may come in between.
+            again = self._record(ended)
+            for pk in [*ended]:
+                del self._under_way[pk]
+            if loop is None:
+                self._ended_here = {}
+            else:
+                loop.forget(ended)
+            settle_ended(self._lane, self._batch)
+            if again:
+                self._call_again(again)
+
+    def _record(self, ended: Mapping[Any, Together], known: Collection[Any] = ()) -> list[Held]:
+        """Record the outcomes of calls, and return the rows that are to be called again.
+
+        ``known``: the rows whose outcome is recorded already.
+        """
+        again: list[Held] = []
+        for pk, each in ended.items():
+            rows = self._under_way[pk]
+            if self._together and self._is_to_be_redone(rows, each):
+                self._tell_of_redone(rows, each)
+                again += rows
+                continue
+            outcomes: Mapping[Any, Outcome]
+            outcomes = each if isinstance(each, dict) else dict.fromkeys([h.pk for h in rows], each)
+            self._batch.ended += [(held, outcomes[held.pk]) for held in rows if pk not in known]
+            if again or Failed in map(type, outcomes.values()):
+                self._lane.resource.reopen_later(self._resource)
+        return again
+
+    def _call_again(self, again: Iterable[Held]) -> None:
+        """Go on with the rows of a call that raised; if they may not start, they are put back."""
+        self._lane.resource.reopen_later(self._resource)
+        # The open resource may have caused the failure.
+        if self._lane.resource.ready():
+            self._borrow()
+            self._calls.extend([held] for held in again)
+        else:
+            put_back(self._batch, again)
+
+    def _is_to_be_redone(self, rows: Sequence[Held], ended: Together) -> bool:
+        """Return whether each row is to be handled alone.
+
+        If the call raised, it is unknown which of its rows caused the error, and which of them were
+        handled before it.
+        """
+        # Race: poison row. Each row is called alone, so that one fails and the others are done.
+        # Only a delivery that may repeat work allows that.
+        assert self._batch.mark is not None
+        return self._batch.mark.is_lease and len(rows) > 1 and not isinstance(ended, dict)
+
+    def _tell_of_redone(self, rows: Sequence[Held], ended: Any) -> None:
+        """Log the error of a call: it is in no report if the run stops before rows are alone."""
+        self._lane.run.counters.counts["redone"] += len(rows)
+        if not isinstance(ended, Failed):
+            return
+        name = self._lane.processor.name
+        log_redone(
+            ended.error,
+            "%s: a call of process_batch() for %d rows raised, and each row is to be handled "
+            "alone: %s",
+            name,
+            len(rows),
+            shown(represent(ended.error)),
+            extra=log_fields.fields(
+                name,
+                row_count=len(rows),
+                duration=ended.duration,
+                **log_fields.error_fields(ended.error),
+            ),
+        )
+
+    def close(self) -> None:
+        """Cancel the handlers that are under way; those that end all the same are recorded."""
+        with self._stack:
+            # Before the resource that they use is closed, and before the other rows are put back.
+            if self._under_way:
+                known = {held.pk for held, _ in self._batch.ended}
+                loop = self._loop
+                ended = self._ended_here if loop is None else loop.cancel(self._under_way)
+                self._record(ended, known)
+                self._under_way.clear()

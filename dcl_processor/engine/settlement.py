@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dcl_processor.settlement.writing import Expected
     from dcl_processor.values import Values
 
-    from .batch_calls import BatchCalls
+    from .marked import BatchCalls
     from .marks import Mark
     from .turns import Share
 
@@ -53,10 +53,9 @@ class Marked:
     """What the claim wrote to a row that is handled outside its transaction.
 
     ``before``, ``after``: the marked columns before and after the claim. ``expected``: what
-    recognises the row in its last write. ``flip``: its flip, once it is known, because a callable
-    in it is called once; ``decided``: its outcome with what is to be written, because ``failed`` is
-    asked once, too. ``may_be_written``: a write of its settlement got no answer; ``refused``: why
-    nothing could be written to it.
+    recognises the row in its last write. ``decided``: its outcome with what is to be written, once
+    known, because callables in that are called once. ``may_be_written``: a write of its settlement
+    got no answer; ``refused``: why nothing could be written to it.
     By the monotonic clock: ``lease_end``, since it is renewed no more; ``try_until`` and
     ``try_again``, of a settlement that was refused.
     """
@@ -64,7 +63,6 @@ class Marked:
     before: Values
     after: Values
     expected: Expected | None = None
-    flip: Values | None = None
     decided: tuple[Outcome | None, Values] | None = None
     may_be_written: bool = False
     refused: Exception | None = None

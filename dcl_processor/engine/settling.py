@@ -45,7 +45,7 @@ from dcl_processor.values import Values, constants_of, resolve
 
 from . import flips
 from .claim import look
-from .settlement import Answer, Batch, Held, Settlement, Statement
+from .settlement import Batch, Held, Settlement, Statement
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -94,18 +94,17 @@ def _later(lane: Lane, batch: Batch) -> tuple[Statement, ...]:
     if mark.option == "done":  # flipped before the work
         marked.is_settled = True
         return ()
-    found = None
     # Whether what is left of a batch with a mark may be sent with the next claim.
     joins = batch.question is lane.simple_question or lane.is_one_statement(batch)
     joins = joins and not batch.wanted.keys and lane.session.combines
     looks = lane.run.looks_after_flips
     if not (lane.run.flips_may_wait and joins) or (looks and lane.processor.lease is None):
         return ()
+    found, values = None, lane.fixed_settlement
     try:
+        values = values or _flip(lane, batch, held, outcome)
+        marked.decided = outcome, values
         expected = expected_of(lane, held)
-        # The callables were called for this row, and must not be called again.
-        values = marked.flip or lane.fixed_settlement or _flip(lane, batch, held, outcome)
-        marked.flip = values
         found = writing.statement_if_free(batch.question, held.pk, expected, values)
     except BaseException as error:
         if ends_the_run(error):
@@ -136,15 +135,10 @@ def answered(lane: Lane, after: Settlement) -> None:
     for place in _open_rows(batch):
         marked = batch.ended[place][0].marked
         marked.may_be_written = False
-        if is_written(answers[0]):
+        if answers[0]:  # the row still had this worker's mark
             marked.is_settled = True
         else:
             settle_row(lane, batch, place)
-
-
-def is_written(answer: Answer) -> bool:
-    """Return whether a settlement has written its row: it still had this worker's mark."""
-    return bool(answer)
 
 
 def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
@@ -152,10 +146,11 @@ def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
     batch = after.batch
     # A pooler or a server that takes one statement at a time answers so, whatever these say.
     is_refused = isinstance(error, ProgrammingError) and not is_about_rows(error)
+    using = batch.question.using
+    is_answered = isinstance(error, Exception) and _is_answer(error, using, lane.driver)
     for place in _open_rows(batch):
         held = batch.ended[place][0]
-        if _was_answered(lane, batch, error):
-            held.marked.may_be_written = False
+        held.marked.may_be_written = held.marked.may_be_written and not is_answered
         settle_row(lane, batch, place, is_last=ends_the_run(error))
         if is_refused and held.marked.is_settled:
             lane.session.refuse_messages()
@@ -168,6 +163,11 @@ def is_for_good(error: BaseException) -> bool:
     return is_about_rows(error) or is_refused_statement(error)
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the values are refused, by the database or by the check of them."""
+    return is_for_good(error) or not (is_database_error(error) or ends_the_run(error))
+
+
 # --- one row
 
 
@@ -177,16 +177,22 @@ def settle_row(lane: Lane, batch: Batch, place: int, *, is_last: bool = False) -
     An interrupt during the write is raised again after one more write, and at once if ``is_last``.
     """
     held, outcome = batch.ended[place]
-    final, marked = outcome, held.marked
+    marked = held.marked
     try:
         # Race: work without flip. The next line is inside the ``try``: after an interrupt in it,
         # the row is still settled.
-        final, values = marked.decided = marked.decided or _values(lane, batch, held, outcome)
-        if values and not _write(lane, batch, held, values, final):
-            final = _not_written(lane, batch, held, final)
+        final = _settled(lane, batch, held, outcome)
     except BaseException as error:
         if ends_the_run(error):
-            _interrupted(lane, batch, place, is_last=is_last)
+            if not is_last:
+                # Race: work without flip. The work is done, so an interrupt during the write must
+                # not lose the flip. The interrupted write may have been committed.
+                marked.may_be_written = True
+                settle_row(lane, batch, place, is_last=True)
+            else:
+                marked.is_settled = True
+                if outcome is not None and not isinstance(outcome, Lost | UsedUp):
+                    batch.ended[place] = held, Lost()
             raise
         if not isinstance(error, Exception):
             raise
@@ -197,24 +203,10 @@ def settle_row(lane: Lane, batch: Batch, place: int, *, is_last: bool = False) -
     batch.ended[place] = held, final
 
 
-def _interrupted(lane: Lane, batch: Batch, place: int, *, is_last: bool) -> None:
-    held, outcome = batch.ended[place]
-    if is_last:
-        held.marked.is_settled = True
-        if outcome is not None and not isinstance(outcome, Lost | UsedUp):
-            batch.ended[place] = held, Lost()
-        return
-    # Race: work without flip. The work is done, so an interrupt during the write must not lose the
-    # flip. The interrupted write may have been committed.
-    held.marked.may_be_written = True
-    settle_row(lane, batch, place, is_last=True)
-
-
 def _is_to_be_tried_again(lane: Lane, batch: Batch, held: Held, error: Exception) -> bool:
     """Return whether the lane comes back to the row, and note when."""
     marked, now = held.marked, time.monotonic()
-    is_inside = connections[batch.question.using].in_atomic_block
-    if not is_database_error(error) or is_for_good(error) or is_inside:
+    if _is_refusal(error) or connections[batch.question.using].in_atomic_block:
         return False
     if marked.try_until is None:
         marked.try_until = now + TRY_FOR if marked.lease_end is None else marked.lease_end
@@ -226,16 +218,61 @@ def _is_to_be_tried_again(lane: Lane, batch: Batch, held: Held, error: Exception
     return True
 
 
+def _settled(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) -> Outcome | None:
+    """Write what settles a row, and return its final outcome; raises if nothing was written.
+
+    A failure is recorded with less of what belongs to it if the database refuses that. Under a
+    lease a flip that is refused is a failure.
+    """
+    final, values = _decided(lane, batch, held, outcome)
+    if not values:
+        return final
+    refused: Exception | None = None
+    for some in filter(None, _reduced(lane, batch, held, final, values)):
+        try:
+            if not _write(lane, batch, held, some, final):
+                return _not_written(lane, batch, held, final)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            refused = refused or error
+            continue
+        if refused is None:
+            return final
+        left_out = values.keys() - some.keys()
+        flips.tell_of_rest(lane.processor, [held.pk], left_out, refused)
+        return _without_way_back(batch, final, left_out)
+    assert refused is not None
+    assert batch.mark is not None
+    if not isinstance(final, Handled) or not batch.mark.is_lease:
+        raise refused
+    held.marked.decided = None
+    failed = Failed(refused, handled=True, duration=final.duration)
+    return _settled(lane, batch, held, failed)
+
+
+def _decided(
+    lane: Lane, batch: Batch, held: Held, outcome: Outcome | None
+) -> tuple[Outcome | None, Values]:
+    """Return the outcome to report for a row, and the values to write to it.
+
+    They are the same whenever it is asked, because callables in them are called once.
+    """
+    marked = held.marked
+    if marked.decided is None:
+        marked.decided = _values(lane, batch, held, outcome)
+    return marked.decided
+
+
 def _values(
     lane: Lane, batch: Batch, held: Held, outcome: Outcome | None
 ) -> tuple[Outcome | None, Values]:
-    """Return the outcome to report for a row, and the values to write to it."""
-    mark, marked = batch.mark, held.marked
+    mark = batch.mark
     assert mark is not None
     unstarted = isinstance(outcome, Failed) and outcome.unstarted
     if outcome is None or unstarted or isinstance(outcome, Lost | UsedUp):
         # Not started. If no other worker has taken the row over yet, no attempt is counted.
-        return outcome, mark.put_back(marked.before)
+        return outcome, mark.put_back(held.marked.before)
     if isinstance(outcome, Handled):
         if mark.option == "done":
             return outcome, {}  # flipped before the work
@@ -278,11 +315,8 @@ def _values_of_failure(
 
 def _flip(lane: Lane, batch: Batch, held: Held, outcome: Handled) -> Values:
     """Return the values that take a handled row out of pending, and remove its mark."""
-    known = held.marked.flip or lane.fixed_settlement
-    if known is None:
-        assert batch.mark is not None
-        known = {**batch.mark.removed, **flips.flip_of(lane, held, outcome.result)}
-    return known
+    assert batch.mark is not None
+    return {**batch.mark.removed, **flips.flip_of(lane, held, outcome.result)}
 
 
 def expected_of(lane: Lane, held: Held) -> Expected:
@@ -329,8 +363,7 @@ def _write(lane: Lane, batch: Batch, held: Held, values: Values, outcome: Outcom
 
 def _is_on_new_session(error: Exception, using: str, session: Any) -> bool:
     """Return whether the session was lost, and there is another one."""
-    is_final = not is_database_error(error) or is_for_good(error)
-    return not is_final and reconnected(using, since=session)
+    return not _is_refusal(error) and reconnected(using, since=session)
 
 
 def _write_once(
@@ -364,7 +397,7 @@ def _is_written_at_once(
     """Return whether one message has written the row, and it is not pending any more."""
     looks = [look(batch.question, [held.pk])] if look_too else []
     try:
-        return is_written(lane.session.execute_all([Statement(*found), *looks])[0])
+        return bool(lane.session.execute_all([Statement(*found), *looks])[0])
     except DataError as error:
         if writing.explained(error, lane.processor, [held.pk]) is error:
             raise
@@ -375,12 +408,6 @@ def _is_answer(error: Exception, using: str, session: Any) -> bool:
     """Return whether the database reported that nothing was written."""
     connection: Any = connections[using]
     return is_contention(error) or (connection.connection is session and connection.is_usable())
-
-
-def _was_answered(lane: Lane, batch: Batch, error: BaseException) -> bool:
-    if not isinstance(error, Exception) or batch.claimed is None:
-        return False
-    return _is_answer(error, batch.question.using, lane.driver)
 
 
 def _is_there(batch: Batch, held: Held, values: Values) -> bool:
@@ -413,54 +440,25 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
 def _unsettled(
     lane: Lane, batch: Batch, held: Held, outcome: Outcome | None, error: Exception
 ) -> Outcome | None:
-    """Return the outcome of a row that could not be settled, and record what can be recorded."""
-    is_refused = is_for_good(error) or not is_database_error(error)
+    """Return the outcome of a row to which nothing could be written."""
+    final = outcome if held.marked.decided is None else held.marked.decided[0]
     assert batch.mark is not None
-    if outcome is None or isinstance(outcome, Lost | UsedUp):
+    if final is None or isinstance(final, Lost | UsedUp):
         _warn(lane, held, "%s: row %s was not put back: %s", error)
-        return outcome
-    if isinstance(outcome, Handled):
-        if not is_refused and batch.mark.is_lease:
-            held.marked.refused = error
-            _warn(lane, held, "%s: row %s was handled, but not settled: %s", error)
-            return Lost()
-        failed: Outcome = Failed(error, handled=True, duration=outcome.duration)
-        if not batch.mark.is_lease:
-            return failed
-        outcome = failed
-        held.marked.decided = None
-    elif not is_refused:
-        held.marked.refused = error
-        _warn(lane, held, "%s: row %s was not settled: %s", error)
-        return outcome if isinstance(outcome, Failed) else Failed(error)
-    return _note_failure(lane, batch, held, outcome)
+        return final
+    if isinstance(final, Handled) and not batch.mark.is_lease:
+        return Failed(error, handled=True, duration=final.duration)
+    held.marked.refused = error
+    if isinstance(final, Handled):
+        _warn(lane, held, "%s: row %s was handled, but not settled: %s", error)
+        return Lost()
+    _warn(lane, held, "%s: row %s was not settled: %s", error)
+    return final if isinstance(final, Failed) else Failed(error)
 
 
-def _note_failure(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Outcome:
-    """Record a failure, with less of what belongs to it if the database refuses that."""
-    final, refused = outcome, None
-    try:
-        decided = held.marked.decided or _values_of_failure(lane, batch, held, outcome)
-        final, values = decided[0] or outcome, decided[1]
-        for some in _reduced(lane, batch, held, final, values):
-            error = _error_of(lane, batch, held, some, final)
-            if error is None:
-                left_out = values.keys() - some.keys()
-                if refused is not None:
-                    flips.tell_of_rest(lane.processor, [held.pk], left_out, refused)
-                return _without_way_back(batch, final, left_out)
-            refused = refused or error
-    except _SomeRowsLostError:
-        return _not_written(lane, batch, held, final) or final
-    except Exception as second:  # noqa: BLE001  # the first is the one to be reported
-        refused = refused or second
-    assert refused is not None
-    held.marked.refused = refused
-    _warn(lane, held, "%s: row %s was not settled: %s", refused)
-    return final if isinstance(final, Failed) else Failed(refused)
-
-
-def _without_way_back(batch: Batch, final: Outcome, left_out: Collection[str]) -> Outcome:
+def _without_way_back(
+    batch: Batch, final: Outcome | None, left_out: Collection[str]
+) -> Outcome | None:
     """Return the outcome of a row that is in doubt if its claim could not be removed."""
     mark = batch.mark
     assert mark is not None
@@ -469,31 +467,17 @@ def _without_way_back(batch: Batch, final: Outcome, left_out: Collection[str]) -
     return replace(final, again_in=None)
 
 
-def _error_of(
-    lane: Lane, batch: Batch, held: Held, values: Values, outcome: Outcome
-) -> Exception | None:
-    """Write values to a row; return the error with which the database refuses them, if it does."""
-    try:
-        is_written = _write(lane, batch, held, values, outcome)
-    except Exception as error:
-        if is_for_good(error) or not is_database_error(error):
-            return error
-        raise
-    if not is_written:
-        if writing.is_held(batch.question, held.pk, expected_of(lane, held)):
-            return writing.not_written(lane.processor.name, [held.pk])
-        raise _SomeRowsLostError
-    return None
-
-
 def _reduced(
-    lane: Lane, batch: Batch, held: Held, outcome: Outcome, values: Values
+    lane: Lane, batch: Batch, held: Held, outcome: Outcome | None, values: Values
 ) -> Iterator[Values]:
-    """Yield the values, and then less of them; at last those of the ``retry`` and the lease alone.
+    """Yield the values, and then less of them if they record a failure.
 
-    If even the mark cannot be removed, because ``reset`` is refused, the lease lasts for as long
-    as the row is to wait.
+    At last those of the ``retry`` and the lease alone. If even the mark cannot be removed, because
+    ``reset`` is refused, the lease lasts for as long as the row is to wait.
     """
+    if not isinstance(outcome, Failed | Snoozed | Discarded):
+        yield values
+        return
     mark, retry = batch.mark, lane.processor.retry
     assert mark is not None
     # A claim loses its time only together with what takes the row out of doubt.
@@ -564,7 +548,7 @@ def settle_ended(lane: Lane, batch: Batch) -> bool:
 
 
 def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
-    """Flip rows by as few statements as possible, and leave the others.
+    """Flip rows by as few statements as possible, in one transaction, and leave the others.
 
     Any error rolls back all of them; settling each row alone then finds the one to blame, or the
     one that was taken over.
@@ -580,25 +564,23 @@ def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
 
 
 def _settle_alike(lane: Lane, batch: Batch, alike: Sequence[Alike]) -> None:
-    """Flip rows in one transaction, or none of them."""
     rows = [held for *_, some in alike for held in some]
     using = batch.question.using
+    session = connections[using].connection
     # Recorded before the write: if the answer is lost, the rows may still have been written.
     _may_be_written(rows, is_so=True)
-    session = connections[using].connection
     try:
         _flip_together(lane, batch, alike, [held.pk for held in rows])
-    except _SomeRowsLostError:
-        _may_be_written(rows, is_so=False)
     except Exception as error:
         if ends_the_run(error):
             raise
         if not is_database_error(error) or _is_answer(error, using, session):
             _may_be_written(rows, is_so=False)
-        name = lane.processor.name
-        extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
-        message = "%s: settling rows one by one: %s"
-        log_fields.log(logger, logging.WARNING, message, name, error, extra=extra)
+        if not isinstance(error, _SomeRowsLostError):
+            name = lane.processor.name
+            extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
+            message = "%s: settling rows one by one: %s"
+            log_fields.log(logger, logging.WARNING, message, name, error, extra=extra)
     else:
         for held in rows:
             held.marked.is_settled = True
@@ -607,6 +589,20 @@ def _settle_alike(lane: Lane, batch: Batch, alike: Sequence[Alike]) -> None:
 def _may_be_written(rows: Sequence[Held], *, is_so: bool) -> None:
     for held in rows:
         held.marked.may_be_written = is_so
+
+
+def _alike(lane: Lane, batch: Batch, places: Sequence[int]) -> Iterator[Alike]:
+    """Yield values, expected values, and the rows that one statement can write."""
+    rows, values = dict[Any, Held](), dict[Any, Values]()
+    for held, outcome in [batch.ended[place] for place in places]:
+        if isinstance(outcome, Handled):
+            final, flip = _decided(lane, batch, held, outcome)
+            # A row that was flipped before the work is not written to after it.
+            if final is outcome and flip:
+                rows[held.pk], values[held.pk] = held, flip
+    for flip, pks in writing.group(values):
+        for theirs, some in writing.group({pk: expected_of(lane, rows[pk]) for pk in pks}):
+            yield flip, theirs, [rows[pk] for pk in some]
 
 
 def _flip_together(lane: Lane, batch: Batch, alike: Sequence[Alike], pks: Sequence[Any]) -> None:
@@ -620,38 +616,6 @@ def _flip_together(lane: Lane, batch: Batch, alike: Sequence[Alike], pks: Sequen
                 raise _SomeRowsLostError
         if lane.run.looks_after_flips:
             writing.refuse_pending(lane.processor, question, pks)
-
-
-def _alike(lane: Lane, batch: Batch, places: Sequence[int]) -> Iterator[Alike]:
-    """Yield values, expected values, and the rows that one statement can write."""
-    mark = batch.mark
-    assert mark is not None
-    if mark.option == "done":
-        return  # flipped before the work
-    rows = {held.pk: held for held in _with_flips(lane, batch, places)}
-    groups = writing.group({pk: held.marked.flip or {} for pk, held in rows.items()})
-    # The callables were called for these rows, and must not be called again.
-    for pk, values in [(pk, values) for values, pks in groups for pk in pks]:
-        rows[pk].marked.flip = values
-    for values, pks in groups:
-        for theirs, some in writing.group({pk: expected_of(lane, rows[pk]) for pk in pks}):
-            yield values, theirs, [rows[pk] for pk in some]
-
-
-def _with_flips(lane: Lane, batch: Batch, places: Sequence[int]) -> list[Held]:
-    """Return the handled rows whose flips are known."""
-    known: list[Held] = []
-    for place in places:
-        held, outcome = batch.ended[place]
-        if isinstance(outcome, Handled):
-            try:
-                held.marked.flip = _flip(lane, batch, held, outcome)
-            except BaseException as error:
-                if ends_the_run(error):
-                    raise
-                continue  # settling that row alone raises the error again, as the row's failure
-            known.append(held)
-    return known
 
 
 # --- the end of a batch

@@ -30,7 +30,6 @@ from dcl_processor.exceptions import HandlerTimeout, Unsupported
 from dcl_processor.execution.handler import (
     Failed,
     Lost,
-    Prepared,
     Together,
     as_exception,
     judge,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 T = TypeVar("T")
-Ended = Together | Prepared | BaseException
+Ended = Together | BaseException
 
 #: Seconds that handlers have to end in after they were cancelled.
 CANCEL_WITHIN = 10.0
@@ -137,7 +136,7 @@ class EventLoop:
         lease is alive after that.
 
         ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
-        this is the first one's. Its ``taken_over()`` is called alone, with a mapping of one row.
+        this is the first one's.
         ``attempt``: its number, if one is counted.
         """
         self._given[pk] = [*given] if processor._handles_batches else [pk]
@@ -168,7 +167,7 @@ class EventLoop:
                 wait_for_next(self._ended, left)
         return bool(self._outcomes)
 
-    def ended(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Return the outcomes of those handlers that have ended, until they are forgotten.
 
         When no outcome is left, raises an error that is no row's failure, and so ends the run.
@@ -215,7 +214,7 @@ class EventLoop:
         if self._is_running:
             self.call(self._cancel([*self._given], waits=False))
 
-    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = [*pks]
         if self._is_running:
@@ -287,13 +286,10 @@ class EventLoop:
         call: Call | None = None
         try:
             if still_ours is not None:
-                row = given[pk] if together else given
-                result = await self._call(self._noted([pk]), processor.taken_over, row)
+                result = await self._call(self._noted([pk]), processor.taken_over, given)
                 if (unprepared := prepared(result)) is not None:
                     return unprepared
                 judged = judge
-                if together:
-                    return Prepared()
                 # Race: double claim. The lease may have lapsed during that call.
                 if not still_ours():
                     return Lost(called=False)

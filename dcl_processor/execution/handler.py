@@ -32,11 +32,6 @@ class Handled:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """``taken_over()`` returned for a row that ``process_batch()`` is still to be called with."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """The row failed, and its work was rolled back unless it is ``kept``.
 
@@ -148,14 +143,6 @@ def _refused(
     processor: Definition[Any], row: Any, limit: TimeLimit | None, still_ours: Callable[[], bool]
 ) -> Outcome | None:
     """Call ``taken_over()``; return the outcome if the handler is not to be called after it."""
-    if (unprepared := prepare(processor, row, limit)) is not None:
-        return unprepared
-    # Race: double claim. The lease may have lapsed during this call.
-    return None if still_ours() else Lost(called=False)
-
-
-def prepare(processor: Definition[Any], row: Any, limit: TimeLimit | None = None) -> Outcome | None:
-    """Call ``taken_over()``; return the outcome of the row if its handler is not to be called."""
     try:
         call = Call(processor.name, (row.pk,), limit)
         result = noted(call, limit, processor.taken_over, row)
@@ -163,7 +150,10 @@ def prepare(processor: Definition[Any], row: Any, limit: TimeLimit | None = None
         if ends_the_run(error):
             raise
         return not_prepared(error)
-    return None if result is None else prepared(result)
+    if (unprepared := None if result is None else prepared(result)) is not None:
+        return unprepared
+    # Race: double claim. The lease may have lapsed during this call.
+    return None if still_ours() else Lost(called=False)
 
 
 def prepared(result: Any) -> Outcome | None:

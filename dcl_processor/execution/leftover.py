@@ -24,7 +24,7 @@ from dcl_processor.database.sight import REPORTED, Sees, Shared, put_back, sight
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
-from .handler import Failed, Handled, Outcome, Prepared, Together, not_prepared
+from .handler import Failed, Handled, Outcome, Together
 
 # Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
@@ -246,12 +246,10 @@ def close_lost(but: str | None = None) -> None:
             each.close()
 
 
-def without_work(outcome: Together | Prepared) -> Together | Prepared:
+def without_work(outcome: Together) -> Together:
     """Return the outcome of a call whose work was rolled back in a transaction of all handlers."""
     if isinstance(outcome, dict):
         return {pk: _without_work(each, shared=True) for pk, each in outcome.items()}
-    if isinstance(outcome, Prepared):
-        return not_prepared(TransactionLeftOpen(shared=True))
     return _without_work(outcome, shared=True)
 
 

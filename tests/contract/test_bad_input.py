@@ -157,6 +157,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({**BY_CLAIM, "taken_over": never}, "no taken_over with AT_MOST_ONCE, whose rows have no"),
     ({**LEASING, "taken_over": lambda: None}, "taken_over to be a function of one row"),
     ({**LEASING, "taken_over": 7}, "taken_over to be a function of one row, got 7"),
+    (
+        {**LEASING, "taken_over": never, "process_batch": never},
+        r"beside taken_over, got process_batch\(\)",
+    ),
     ({**LEASING, "taken_over": never_async}, "taken_over to be a plain function, as the handler"),
     ({"in_order": True}, "expected in_order together with group_by"),
     ({"max_per_group": 2}, "expected max_per_group together with group_by"),

@@ -12,7 +12,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Snooze
+from dcl_processor.engine import heartbeat
 from tests.contract.support import errands as the
+from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -138,6 +140,29 @@ def test_the_resource_is_opened_again_before_the_rows_are_called_alone(is_async:
     run = bulk(the.at_least_once, handle_async if is_async else handle, **options)
     assert_run(run(), processed=4)
     assert (len(Line.opened), Line.closed) == (2, Line.opened)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_rows_whose_leases_lapse_in_a_call_that_raises_are_not_called_alone(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was suspended: another worker may have the rows by now."""
+    the.errands(3)
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+
+    def sleep(rows: Rows) -> None:
+        clock.passed = HOUR
+        raise ValueError
+
+    calls = Calls(sleep)
+
+    async def handle_async(rows: Rows) -> None:
+        calls(rows)
+
+    run = bulk(the.at_least_once, handle_async if is_async else calls)
+    assert_run(run(), lease_lost=3, redone=3)
+    assert calls.places == [[0, 1, 2]]
 
 
 @each_delivery

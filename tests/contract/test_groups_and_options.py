@@ -149,22 +149,6 @@ def test_rows_that_are_handled_together_are_not_handed_out_by_key() -> None:
         processor.reserve()
 
 
-@pytest.mark.parametrize("size", [1, 2, 10])
-def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size: int) -> None:
-    dead, fresh = left_by_a_dead_worker(place=1), rows_of(1, 2)[1:]
-    calls: list[Any] = []
-    processor = keyed(
-        process_batch=lambda rows: calls.append(sorted(row.pk for row in rows)),
-        taken_over=lambda row: calls.append(row.pk),
-        batch_size=size,
-    )
-    assert_run(processor(), processed=3)
-    assert sorted(calls, key=str) == sorted(
-        [dead.pk, sorted([dead.pk, fresh[0].pk]), [fresh[1].pk]], key=str
-    )
-    assert calls.index(dead.pk) < calls.index([dead.pk, fresh[0].pk])
-
-
 def test_no_key_is_claimed_before_there_is_room_for_its_asynchronous_call() -> None:
     rows_of(1, 2, 3)
     leased: list[int] = []

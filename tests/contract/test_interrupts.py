@@ -281,7 +281,6 @@ def test_i10_an_interrupt_before_the_thread_of_the_event_loop_starts_ends_the_ru
 ON_THE_WAY = tuple(
     f"{PACKAGE}/{name}.py"
     for name in (
-        "engine/batch_calls",
         "engine/lane",
         "engine/marked",
         "engine/settling",

@@ -206,28 +206,6 @@ if HAS_ROW_LOCKS:
         assert "the heartbeat did not renew the leases" in caplog.text
         assert the.our_threads() == []
 
-    def test_a_settlement_whose_answer_was_lost_is_not_taken_for_a_lost_lease() -> None:
-        """It was committed; the session ends before its answer comes."""
-        [row] = the.errands(1)
-        lost: list[str] = []
-
-        def lose(execute: Any, sql: str, *args: Any) -> Any:
-            answer = execute(sql, *args)
-            if is_settlement(sql) and not lost:
-                lost.append(sql)
-                end_session()
-                execute("SELECT 1", None, False, {"connection": connection})
-            return answer
-
-        with connection.execute_wrapper(lose):
-            report = the.at_least_once(
-                lambda row: "done", done={"done": True, "result": "settled"}
-            )()
-        assert len(lost) == 1
-        assert_run(report, processed=1)
-        said = the.state(row)
-        assert (said["done"], said["result"], said["leased_until"]) == (True, "settled", False)
-
 
 @pytest.mark.parametrize("size", [1, 10])
 def test_lost_leases_are_failures_one_after_the_other(size: int) -> None:
@@ -434,13 +412,6 @@ def test_racing_copies_call_one_handler_for_each_row(
     assert sorted(handled) == [row.pk for row in rows]
     assert sum(report.processed for report in reports) == 6
     assert not any(report.failed or report.lease_lost for report in reports)
-
-
-@the.each_delivery
-def test_the_result_is_written_with_the_flip(make: the.Make) -> None:
-    [row] = the.errands(1)
-    assert_run(make(lambda row: f"number {row.place}", done=the.with_result)(), processed=1)
-    assert the.state(row)["result"] == "number 0"
 
 
 # --- the mark beside a lease: a row shows that it is being handled, and stays in ``pending``

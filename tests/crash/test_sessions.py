@@ -99,29 +99,6 @@ def test_transactional_another_copy_takes_the_row_and_the_first_settles_nothing(
     assert effects() == Counter([*ROWS, FIRST])
 
 
-@THEN
-def test_transactional_a_batch_is_redone_row_by_row(then: Callable[[Errand], None]) -> None:
-    errand = ending({**processors.plain, "batch_size": 3}, then, processors.act_here_too)
-    report = errand(using="other")
-    assert_run(report, processed=3)
-    assert those(lambda row: row.done) == set(ROWS)
-    assert work() == Counter(ROWS)
-
-
-@pytest.mark.parametrize("then", [returns, swallows], ids=lambda then: then.__name__)
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("options", ["plain_at_most_once", "claimed", "leased"])
-def test_outside_a_transaction_the_row_is_settled_by_a_new_session(
-    options: str, then: Callable[[Errand], None], batch_size: int
-) -> None:
-    """With a batch, the rows behind it are handled, too: their claims are committed by then."""
-    errand = ending({**getattr(processors, options), "batch_size": batch_size}, then)
-    assert_run(errand(using="other"), processed=3)
-    assert those(lambda row: row.done and not row.claimed) == set(ROWS)
-    assert those(lambda row: row.leased_until) == set()
-    assert effects() == Counter(ROWS)
-
-
 def test_at_most_once_a_handler_that_fails_with_its_session_is_noted_and_not_repeated() -> None:
     errand = ending({**processors.claimed, "failed": {"dead": True, "claimed": False}}, asks)
     assert_run(errand(using="other"), processed=2, failed=1)
@@ -137,15 +114,6 @@ def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() ->
     assert_run(errand(using="other"), processed=1)
     assert rows()[FIRST].attempts == 0  # a success clears them
     assert effects() == Counter([*ROWS, FIRST])
-
-
-def test_at_most_once_without_claim_the_rows_behind_a_lost_session_are_not_lost() -> None:
-    """They are flipped already: one that was not handled would always count as done."""
-    errand = ending({**processors.plain_at_most_once, "batch_size": 3}, asks)
-    assert_run(errand(using="other"), processed=2, failed=1)
-    assert effects() == Counter(ROWS)
-    assert_run(errand(using="other"))
-    assert those(lambda row: row.done) == set(ROWS)
 
 
 @pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=["by key", "in order"])
