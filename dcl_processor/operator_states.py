@@ -1,4 +1,4 @@
-"""The states in which an operator finds rows: claimed, or given up on.
+"""The states in which an operator finds rows, claimed or given up on, and what tells a change.
 
 A function returns ``None`` where no row can be in the state, and raises ``NotRecordedError`` where
 rows may be, but no column shows it.
@@ -6,7 +6,11 @@ rows may be, but no column shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -172,3 +176,63 @@ def _used_up(processor: Definition[Any], question: Question[Any]) -> Rows:
 
 def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
     return processor.retry.has_attempts_left(question.model) if processor.retry else None
+
+
+# --- the rows that an operator chose, each with a short text by which a change of it is noticed
+
+
+def marked_columns(processor: Definition[Any]) -> Iterator[str]:
+    """Yield the columns that show that a row was claimed or settled, which are kept for each row.
+
+    An error may be a long text. No worker writes it without counting the attempt, or setting the
+    time of the next one, if there is a column for it; its beginning is compared besides.
+    """
+    # Race: double claim. A row that was put back may have failed since, with as many attempts.
+    noted = processor.retry.on_failure if processor.retry else None
+    for values in (processor.claim, processor.done, processor.failed, noted):
+        yield from values or ()
+    if processor.claimed_at is not None:
+        yield processor.claimed_at
+    if processor.lease is not None:
+        yield processor.lease.field
+    if (retry := processor.retry) is not None:
+        counted = [*filter(None, (retry.attempts, retry.next_attempt_at))]
+        yield from counted or retry.columns
+
+
+#: Bytes of a digest, which are 8 characters, and what follows if the row was pending.
+_DIGEST, _WAS_PENDING = 6, "+"
+
+
+def digest(marks: Sequence[Any], *, is_pending: bool) -> str:
+    """Return a text for the texts of columns, the same in each process while they are the same."""
+    known = repr(marks).encode("utf-8", "surrogatepass")
+    short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
+    return short + (_WAS_PENDING if is_pending else "")
+
+
+def is_same(before: str, now: str) -> bool:
+    """Return whether a row with these two digests is as it was.
+
+    A row that was pending has to be pending still: of a flip that is a function, no column is
+    known. A row that was not may be so since, because its time has come.
+    """
+    return now in (before, before + _WAS_PENDING)
+
+
+#: In the text of an object that has none of its own, and whose address differs in each process.
+_ADDRESS = " at 0x"
+
+
+def plain(field: Any, value: Any) -> str | None:
+    """Return a column's value as a text that is the same in each process; ``None`` without one."""
+    if value is None or isinstance(value, str):
+        return value
+    row = SimpleNamespace(**{field.attname: value})
+    # As it is serialised first: what is for the database may be encrypted, each time otherwise.
+    for form, given in ((field.value_to_string, row), (field.get_prep_value, value)):
+        # A field of the user's own may refuse in any way.
+        with suppress(Exception):
+            if _ADDRESS not in (text := repr(form(given))):
+                return text
+    return None

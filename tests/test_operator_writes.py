@@ -12,7 +12,8 @@ from django.db import connection, models
 
 from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor
 from dcl_processor.operator_actions import to_requeue
-from dcl_processor.operator_writes import Written, digest, is_same, plain
+from dcl_processor.operator_states import digest, is_same, plain
+from dcl_processor.operator_writes import Written
 from tests.models import Errand
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -39,20 +40,12 @@ def make(number: int) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_only_the_rows_of_the_first_choice_are_among_them() -> None:
-    make(6)
-    first, *_, last = Errand.objects.order_by("pk").values_list("pk", flat=True)
-    write = to_requeue(processor(), Errand.objects.all())
-    assert [*write.choose(among={first, last, -1})] == [first, last]
-
-
-@pytest.mark.django_db(transaction=True)
 def test_locked_rows_of_a_chunk_are_compared_at_the_next_try() -> None:
     """Those that are freed meanwhile are written to, if they are as they were."""
     make(3)
     run = processor()
     write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose()
+    chosen = write.choose().rows
     pks = [*chosen]
     other = connection.copy()
     tries: list[str] = []
@@ -83,7 +76,7 @@ def test_a_row_that_failed_anew_with_as_many_attempts_is_left() -> None:
     run = processor(retry=Retry(max_attempts=4))
     Errand.objects.update(attempts=4, last_error="ValueError: no route")
     write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose()
+    chosen = write.choose().rows
     first, *others = chosen
     Errand.objects.filter(pk=first).update(last_error="ValueError: closed")
     write.to_free(chosen, written, seconds=1)

@@ -5,6 +5,7 @@ The rows are chosen as the command chooses them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,19 +20,9 @@ from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
-from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_of, key_text, parse_pk
-from dcl_processor.management.acting import (
-    CHANGED,
-    DISCARD,
-    LOCKED,
-    MARK_DONE,
-    REQUEUE,
-    Action,
-    Chooser,
-)
-from dcl_processor.masking import shown
+from dcl_processor.management.acting import DISCARD, MARK_DONE, MISSING, REQUEUE, Action
 from dcl_processor.operator_states import default_age
 from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
@@ -73,22 +64,6 @@ class Wanted:
         return found if self.kind is None else rows.of_kind(processor, found, self.kind)
 
 
-@dataclass(frozen=True, slots=True)
-class KeysChooser(Chooser):
-    """Chooses among rows of these keys, if they still are in the state that was wanted."""
-
-    keys: Sequence[Any] = ()
-    among: QuerySet[Any, Any] | None = None
-
-    def find(self) -> tuple[QuerySet[Any], list[Any]]:
-        """Return the rows that have the keys, and the keys of which there is no such row."""
-        if self.among is not None:  # one that has left the state meanwhile is left out
-            return self.among.filter(pk__in=self.keys), []
-        found = self.question.table.filter(pk__in=self.keys)
-        there = set(found.order_by().values_list("pk", flat=True))
-        return found, [pk for pk in self.keys if pk not in there]
-
-
 def choose(
     processor: BatchProcessor[Any],
     action: str,
@@ -115,12 +90,14 @@ def choose(
         if len(plan.rows) >= MOST or plan.has_more or time.monotonic() > end:
             plan.has_more = True
             break
-        chooser = KeysChooser(processor, question, options(values), some, among)
+        # One that has left its state meanwhile is left out.
+        found = (question.table if among is None else among).filter(pk__in=some)
         with reading(question.using, BUDGET):
-            choice = chooser.choice(plan.act)
+            choice = plan.act.write(processor, found, options(values)).choose(most_left=0)
         plan.rows |= choice.rows
-        for why, pks in choice.left.items():
-            plan.left[why] = plan.left.get(why, 0) + len(pks)
+        missing = len(some) - len(choice.rows) - choice.numbers.total() if among is None else 0
+        for why, number in (+Counter({MISSING: missing}) + choice.numbers).items():
+            plan.left[why] = plan.left.get(why, 0) + number
     plan.has_more |= len(keys) > MOST
     plan.total = len(plan.rows)
     return plan
@@ -185,7 +162,7 @@ def _can(
     action: Action, processor: BatchProcessor[Any], none: QuerySet[Any], given: dict[str, Any]
 ) -> bool:
     try:
-        action.prepare(processor, none, given)
+        action.write(processor, none, given)
     except ImproperlyConfigured:
         return False
     return True
@@ -296,7 +273,7 @@ class Plan:
         begun, table = time.monotonic(), rows.question_of(processor, None).table
         for some in [*chunks([*self.rows])]:
             seen = {pk: self.rows[pk] for pk in some}
-            write = self.act.prepare(processor, table.filter(pk__in=some), options(values, reason))
+            write = self.act.write(processor, table.filter(pk__in=some), options(values, reason))
             done = Written()
             try:
                 write.to_free(seen, done, seconds=PATIENCE, stop_at=begun + LONGEST)
@@ -311,16 +288,13 @@ class Plan:
         """Count the rows by what became of them; those that were not tried stay in the plan."""
         self.done += len(done.written)
         self._forget(done.written)
-        self._leave(CHANGED, done.changed)
-        self._leave(LOCKED, done.locked)
-        for pk, error in done.failed.items():
-            self._leave(f"the database reported: {shown(one_line(error), 300)}", [pk])
+        for why, pks in done.left().items():
+            self._leave(why, pks)
 
     def _leave(self, why: str, pks: list[Any]) -> None:
         known = why in self.left or len(self.left) < MOST_REASONS
         said = why if known else "other reasons"
-        if pks:
-            self.left[said] = self.left.get(said, 0) + len(pks)
+        self.left[said] = self.left.get(said, 0) + len(pks)
         self._forget(pks)
 
     def _forget(self, pks: Iterable[Any]) -> None:

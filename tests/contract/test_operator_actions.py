@@ -93,7 +93,7 @@ def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCapture
     assert run.requeue(Errand.objects.all()) == 2
     assert the.state(paid)["done"]
     assert the.untouched(doubtful)
-    said = f"requeue() leaves 1 row as it is ({paid.pk}): leased by a worker, claimed less"
+    said = f"requeue() leaves 1 row as it is ({paid.pk}): done, or not waiting yet; force"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=paid.pk)) == 0
     assert run.requeue(Errand.objects.filter(pk=paid.pk), force=True) == 1
@@ -109,7 +109,7 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     assert run.requeue(Errand.objects.all()) == 1
     assert the.state(young)["claimed"]
     assert the.untouched(old)
-    said = f"leaves 1 row as it is ({young.pk}): leased by a worker, claimed less than 60 s ago"
+    said = f"leaves 1 row as it is ({young.pk}): claimed less than 60 s ago"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
 
@@ -248,7 +248,7 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     assert_run(run(), failed=2)
     mine = Errand.objects.filter(pk=row.pk)
     write = to_requeue(run, Errand.objects.all())
-    seen = write.choose()
+    seen = write.choose().rows
     before: dict[str, Any] = {**mine.values().get()}
 
     def put_back_and_fail() -> None:
@@ -274,7 +274,7 @@ def test_no_row_is_tried_after_a_stop_but_the_first_ones(
     rows = [each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1))]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
     monkeypatch.setattr(operator_writes, "WINDOW", size)
-    write.to_free(write.choose(), written, seconds=1, stop_at=0)
+    write.to_free(write.choose().rows, written, seconds=1, stop_at=0)
     assert written == Written(rows[:tried])
     assert Errand.objects.filter(claimed=True).count() == 3 - tried
 
@@ -289,14 +289,14 @@ def test_a_row_that_is_locked_at_a_stop_is_not_waited_for(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(operator_writes, "lock_free", hold)
     monkeypatch.setattr("dcl_processor.operator_writes.time.sleep", waits.append)
-    write.to_free(write.choose(), written, seconds=3, stop_at=0)
+    write.to_free(write.choose().rows, written, seconds=3, stop_at=0)
     assert (written, waits) == (Written(others, [], [first]), [])
 
 
 def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(2)]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
-    chosen = write.choose()
+    chosen = write.choose().rows
     gone = rows[1].pk
     rows[1].delete()
     write.to_free(chosen, written, seconds=0.3)
@@ -305,7 +305,7 @@ def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> N
 
 def written_beside(write: Write, hold: Any) -> Written:
     """Write while another session holds locks, in a transaction that it does not end."""
-    chosen, written = write.choose(), Written()
+    chosen, written = write.choose().rows, Written()
     with uncommitted(hold):
         write.to_free(chosen, written, seconds=0.3)
     return written
@@ -320,7 +320,7 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
     run = processor(reset={"claimed": False, "code": "new"})
     write = to_requeue(run, run.in_doubt(older_than=60))
     written, before = Written(), time_limits()
-    write.to_free(write.choose(), written, seconds=7)
+    write.to_free(write.choose().rows, written, seconds=7)
     first, *others = (row.pk for row in rows)
     assert (written.written, written.changed, written.locked) == ([first], [], [])
     assert list(written.failed) == others
@@ -463,7 +463,7 @@ if connection.vendor != "sqlite":
         run = processor()
         values = {"done": True, "result": RawSQL(slow, [])}  # noqa: S611  # a constant
         write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
-        write.to_free(write.choose(), written, seconds=0)
+        write.to_free(write.choose().rows, written, seconds=0)
         assert (written.written, written.locked) == ([row.pk], [])
 
 
@@ -483,7 +483,7 @@ def test_a_database_with_one_lock_is_tried_until_the_time_is_used_up(
 
     monkeypatch.setattr(Write, "_try", locked)
     written = Written()
-    write.to_free(write.choose(), written, seconds=0)
+    write.to_free(write.choose().rows, written, seconds=0)
     keys = [row.pk for row in rows]
     assert written.locked == keys
     assert tries == [[pk] for pk in (keys if HAS_ROW_LOCKS else keys[:1])]
