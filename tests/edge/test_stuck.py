@@ -334,7 +334,7 @@ def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
         (
             ["mark-done", "warehouse.fetch", "--pk", "1", "--reason", "x"],
-            "--reason is an option of discard",
+            "expected an argument or option of manage.py processors mark-done, got",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -34,7 +33,7 @@ from dcl_processor.management.choosing import (
     number_of_seconds,
     whole,
 )
-from dcl_processor.management.command_line import OneSentenceParser
+from dcl_processor.management.command_line import OneSentenceParser, base_options
 from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
@@ -88,7 +87,7 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Return Django's parser, with errors of one sentence."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        own = OneSentenceParser(
+        return OneSentenceParser(
             prog=parser.prog,
             description=parser.description,
             formatter_class=parser.formatter_class,
@@ -96,11 +95,9 @@ class Command(BaseCommand):
             add_help=False,
             called_from_command_line=parser.called_from_command_line,
         )
-        own.actions = self._actions
-        return own
 
     def add_arguments(self, parser: CommandParser) -> None:
-        common, most = _base_options(), pool.MOST_WORKERS
+        common, most = base_options(), pool.MOST_WORKERS
         actions = parser.add_subparsers(
             dest="action", required=True, metavar="ACTION", parser_class=OneSentenceParser
         )
@@ -168,9 +165,7 @@ class Command(BaseCommand):
         }
         for name, module in MODULES.items():
             module.add_arguments(own[name])
-        self._actions = {"run": run, **own}
-        for action in self._actions.values():
-            action.siblings = self._actions
+        for action in (run, *own.values()):
             action.add_argument(
                 "--using",
                 choices=tuple(connections),
@@ -380,27 +375,3 @@ def _summary(failed: int, broken: Sequence[str], in_doubt: int = 0, *, lost: boo
     runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
     output = ["output could not be written"] if lost else []
     return "; ".join(rows + runs + output) + "."
-
-
-def _base_options() -> OneSentenceParser:
-    """Return Django's own options for the actions, which accept only the options they define.
-
-    No option has a default, so that the same option before the action keeps its value.
-    """
-    options = OneSentenceParser(add_help=False, argument_default=argparse.SUPPRESS)
-    options.add_argument(
-        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks, too."
-    )
-    options.add_argument(
-        "--traceback",
-        action="store_true",
-        # Django's own option would show, for a failed row, a traceback of this command.
-        dest="tracebacks",
-        help="Show the traceback of each failure.",
-    )
-    # Django reads these before it loads the command.
-    options.add_argument("--settings", help=argparse.SUPPRESS)
-    options.add_argument("--pythonpath", help=argparse.SUPPRESS)
-    options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
-    options.add_argument("--force-color", action="store_true", help=argparse.SUPPRESS)
-    return options
