@@ -14,7 +14,7 @@ from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.processor import BatchProcessor
 
-from . import findings, table_findings
+from . import findings
 from .answer import Finding, Level, problem, unknown
 from .statements import Asked
 from .status import TIMEOUT
@@ -55,8 +55,6 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
         yield replace(_failed(error), check="connection", about=about)
         return
     yield from _found("read-only", about, findings.writable(using), limit)
-    for each in asked:
-        yield from _found("held-key", each.processor.name, findings.held_keys(each), limit)
     if connection.vendor != "postgresql":
         what = f"{_OF_POSTGRESQL}: {connection.display_name} is not asked for them"
         yield Finding(Level.LEFT_OUT, what, check="database", about=about)
@@ -67,8 +65,8 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
     for model in dict.fromkeys(each.question.model for each in asked):
         table = f"table {model._meta.db_table} of {about}"
         users = [each for each in asked if each.question.model is model]
-        yield from _found("autovacuum", table, table_findings.autovacuum(using, model), limit)
-        needless = table_findings.needless_indexes(using, users)
+        yield from _found("autovacuum", table, findings.autovacuum(using, model), limit)
+        needless = findings.needless_indexes(using, users)
         yield from _found("flag-index", table, needless, limit)
 
 

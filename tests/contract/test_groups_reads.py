@@ -16,8 +16,6 @@ from django.utils import timezone
 from dcl_processor import Lease, batch_processor
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
-from dcl_processor.insights.answer import Finding, Level
-from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.row import show
 from dcl_processor.testing import hold_lock
@@ -248,26 +246,6 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
     assert free_keys(processor, rows)[1]
     assert show(processor, rows[0].pk).reason.startswith("it is not in pending")
-
-
-def held_keys(processor: Any) -> list[Finding]:
-    return [each for each in examine([processor]) if each.check == "held-key"]
-
-
-def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
-    rows = rows_of(1, 2, 3)
-    since = timezone.now() - timedelta(hours=2)
-    for row, hours in zip(rows, (1, 2, 0), strict=True):
-        at = timezone.now() - timedelta(hours=hours)
-        Errand.objects.filter(pk=row.pk).update(claimed=True, claimed_at=at)
-    processor = grouped("at_most_once", the.ignore)
-    (found,) = held_keys(processor)
-    assert (found.level, found.about) == (Level.PROBLEM, processor.name)
-    expected = f"key 2 is held by row {rows[1].pk}, in doubt since {since:%Y-%m-%d}"
-    assert found.what.startswith(expected)
-    Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
-    (found,) = held_keys(processor)
-    assert found.level is Level.OK  # a young claim is no doubt
 
 
 @pytest.mark.parametrize("ordered", [False, True])

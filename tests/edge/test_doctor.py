@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.models import Index, Model, Q
 from django.test import override_settings
 
-from dcl_processor.insights import catalog, findings, table_findings
+from dcl_processor.insights import catalog, findings
 from dcl_processor.insights.answer import Finding, Level
 from tests.edge.manage import Install, Manage, execute, other
 from tests.edge.stuck import another_session
@@ -274,7 +274,7 @@ def test_an_error_of_other_code_leaves_the_other_findings(
         yield from ()
         raise RuntimeError("no figures")
 
-    monkeypatch.setattr(table_findings, "autovacuum", broken)
+    monkeypatch.setattr(findings, "autovacuum", broken)
     found = doctor(manage)
     assert found.level("autovacuum") == "unknown"
     assert found.what("autovacuum") == "RuntimeError: no figures"
@@ -331,12 +331,6 @@ def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> N
         assert (done.code, done.out) == (3, "")
         assert "statement timeout" in done.err
         assert done.err.endswith(f"CommandError: {DELIVER} could not be explained.\n")
-
-
-def test_a_warning_may_be_accepted(manage: Manage) -> None:
-    parcels(10, sent=True)
-    assert doctor(manage).code == 1
-    assert doctor(manage, DELIVER, "--fail-level", "problem").code == 0
 
 
 def test_an_unknown_name_is_a_usage_error(manage: Manage) -> None:
