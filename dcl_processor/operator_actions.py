@@ -14,15 +14,7 @@ from .candidates.question import Question, ask
 from .clock import DatabaseNow
 from .definition.model_columns import check_columns
 from .exceptions import InvalidOption
-from .operator_states import (
-    claimed,
-    default_age,
-    is_distinct,
-    is_given_up,
-    is_pending,
-    not_claimed_lately,
-    unsettled,
-)
+from .operator_states import claimed, default_age, is_given_up, is_pending, is_timeless, unsettled
 from .operator_writes import LOCKED, Need, Write, Written
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
@@ -94,15 +86,11 @@ def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
 
 def may_be_at_work(processor: Definition[Any]) -> Iterator[Need]:
     """Yield that a claim without a lease is old enough for its worker to be gone."""
-    if processor.claim is None or processor.lease is not None:
-        return
-    if processor.claimed_at is None:
-        why = "claimed, and no column has the time: a worker may be at work; use force"
-        yield why, ~claimed(processor)
-        return
-    age = default_age(processor)
-    why = f"claimed less than {age:g} s ago: a worker may be at work; use force"
-    yield why, not_claimed_lately(processor)
+    if processor.lease is None and processor.claimed_at is not None:
+        age = default_age(processor)
+        why = f"claimed less than {age:g} s ago: a worker may be at work; use force"
+        since = DatabaseNow() - as_timedelta(age)
+        yield why, ~Q(claimed(processor), **{f"{processor.claimed_at}__gt": since})
 
 
 def to_mark_done(
@@ -116,7 +104,7 @@ def to_mark_done(
     question = _check_rows(processor, rows, "mark_done")
     flip = _values(processor, "mark_done", "done", values, question.model)
     done = with_cleared_retry(processor, flip)
-    _refuse_indistinct(processor, "mark_done")
+    _refuse_timeless(processor, "mark_done")
     stuck = is_given_up(processor, question)
     if processor.claim is not None:
         stuck |= claimed(processor)
@@ -153,7 +141,7 @@ def to_discard(
     """Return what ``discard()`` writes, and to which rows."""
     question = _check_rows(processor, rows, "discard")
     dead_letter = _values(processor, "discard", "failed", values, question.model)
-    _refuse_indistinct(processor, "discard")
+    _refuse_timeless(processor, "discard")
     retry = processor.retry
     if retry is not None:
         noted = retry.given_up(Discard(reason), 0, question.model)
@@ -239,11 +227,11 @@ def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
     return QuerySet(question.model, using=question.using)
 
 
-def _refuse_indistinct(processor: Definition[Any], method: str) -> None:
+def _refuse_timeless(processor: Definition[Any], method: str) -> None:
     """Raise unless a column distinguishes a claimed row from one that is settled."""
-    if processor.claim is not None and not is_distinct(processor):
+    if processor.claim is not None and is_timeless(processor):
         raise InvalidOption(
-            f"{processor.name}: expected claimed_at=… for {method}(), because no constant of "
-            "done=… tells a handled row from a claimed one, got a claim without it; set it to a "
-            "nullable DateTimeField, or update the rows with Django instead."
+            f"{processor.name}: expected claimed_at=… for {method}(), which tells a handled row "
+            "from a claimed one, got a claim without it; set it to a nullable DateTimeField, or "
+            "update the rows with Django instead."
         )

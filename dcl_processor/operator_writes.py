@@ -26,7 +26,7 @@ from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
 from .locking.row_locks import lock_free, settlement_transaction, written_parts
 from .masking import shown
-from .operator_states import digest, is_pending, is_same, marked_columns, plain, settled_constants
+from .operator_states import digest, is_pending, is_same, marked_columns, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
 
@@ -264,8 +264,9 @@ class Write:
         if not self._claim or self.processor.reset is not None:
             return
         held = self.question.table.filter(pk__in=pks, **self._claim)
-        for constants in settled_constants(self.processor):
-            held = held.exclude(**constants)
+        done = self.processor.done if self.processor._has_fixed_flip else None
+        for settled in filter(None, (done, self.processor.failed)):
+            held = held.exclude(**constants_of(settled))
         for pk in self._first(held):
             raise self._still_pending(pk, "is still claimed")
 

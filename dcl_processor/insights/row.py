@@ -13,7 +13,7 @@ from dcl_processor.candidates.question import Question, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
 from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import claimed
+from dcl_processor.operator_states import is_timeless
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import constants_of, span
 
@@ -131,8 +131,6 @@ def _conditions(processor: BatchProcessor[Any], model: type[Model]) -> dict[str,
         since = {f"{processor.claimed_at}__isnull": False}
         # A row that was settled by hand may still contain one of the two.
         conditions["unclaimed"] = ~Q(**constants_of(processor.claim or {}), **since)
-    elif constants_of(processor.claim or {}):
-        conditions["unclaimed"] = ~claimed(processor)
     return conditions
 
 
@@ -223,6 +221,8 @@ def _reason(
         error = shown(columns.get(retry.last_error or "") or "", 200) if retry else ""
         return "it was given up on" + (f": {error}" if error else "")
     if _no(parts, "pending"):
+        if processor.claim is not None and is_timeless(processor):
+            return "it is not in pending: it is claimed, done, or does not wait; set claimed_at=…"
         return "it is not in pending: it is done, or does not wait yet"
     if retry is not None and _no(parts, "due"):
         return f"its next attempt is at {_time(columns[retry.next_attempt_at or ''])}"
@@ -244,17 +244,11 @@ def _held(
     if processor.lease is not None and _no(parts, "lease_free"):
         until = _time(columns[processor.lease.field])
         return f"a worker has it, and its lease ends at {until}"
-    if processor.claimed_at is not None and _no(parts, "unclaimed"):
-        seconds = Moment.of(columns[processor.claimed_at], now).seconds
+    if _no(parts, "unclaimed"):
+        seconds = Moment.of(columns[processor.claimed_at or ""], now).seconds
         return (
             f"it was claimed {span(seconds)} ago and is not settled: its handler is at work, or "
             "its process died, and then the row is in doubt"
-        )
-    if processor.claimed_at is None and _no(parts, "unclaimed"):
-        settled = "" if processor._has_fixed_flip else ", or it is done"
-        return (
-            f"it has the values of claim, and no column has the time: its handler is at work, or "
-            f"its process died, and then the row is in doubt{settled}; set claimed_at=…"
         )
     return ""
 

@@ -164,32 +164,15 @@ def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(ac
     assert not the.state(other)["leased_until"]
 
 
-def test_without_a_time_a_row_with_the_flip_or_the_dead_letter_is_not_claimed() -> None:
+def test_without_a_time_no_column_tells_a_claimed_row_from_a_handled_one() -> None:
     """A settled row keeps the constants of its claim."""
-    claimed = Errand.objects.create(claimed=True)
-    run, kept = processor(claimed_at=None), []
-    for act, flag in ((run.mark_done, "done"), (run.discard, "dead")):
-        kept.append(Errand.objects.create(claimed=True, **{flag: True}))
-        before = [the.state(row) for row in kept]
-        Errand.objects.filter(pk=claimed.pk).update(done=False)
-        assert act(Errand.objects.all()) == 1
-        assert [the.state(row) for row in kept] == before
-    assert the.state(claimed)["dead"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"done": lambda row, result: {"done": True}},
-        {"claim": {"claimed": True, "result": "me"}, "done": {"claimed": True}},
-    ],
-)
-def test_without_a_time_a_flip_that_tells_nothing_is_refused(options: dict[str, Any]) -> None:
     Errand.objects.create(claimed=True, done=True)
-    run = processor(claimed_at=None, **options)
+    Errand.objects.create(claimed=True)
+    run = processor(claimed_at=None)
     for act in (run.mark_done, run.discard):
         with pytest.raises(InvalidOption, match=f"expected claimed_at=… for {act.__name__}"):
             act(Errand.objects.all(), values={"dead": True})
+    assert run.requeue(Errand.objects.all()) == 0
     assert not Errand.objects.filter(dead=True).exists()
 
 
