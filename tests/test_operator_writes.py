@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, models
 
-from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, batch_processor
 from dcl_processor.operator_actions import to_requeue
 from dcl_processor.operator_states import digest, is_same, plain
 from dcl_processor.operator_writes import Written
@@ -67,20 +67,6 @@ def test_locked_rows_of_a_chunk_are_compared_at_the_next_try() -> None:
         other.close()
     assert written == Written([pks[0], pks[2], pks[1]])
     assert len(tries) == 2
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_row_that_failed_anew_with_as_many_attempts_is_left() -> None:
-    """All that tells it from the row that was shown is its error."""
-    make(3)
-    run = processor(retry=Retry(max_attempts=4))
-    Errand.objects.update(attempts=4, last_error="ValueError: no route")
-    write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose().rows
-    first, *others = chosen
-    Errand.objects.filter(pk=first).update(last_error="ValueError: closed")
-    write.to_free(chosen, written, seconds=1)
-    assert written == Written(others, [first])
 
 
 def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse() -> None:

@@ -59,7 +59,7 @@ class Wanted:
             case "in_doubt":
                 found = rows.in_doubt(processor, question, default_age(processor))
             case _:
-                found = rows.given_up(processor, question)
+                return rows.given_up_for(processor, question, self.kind)
         found = question.table.none() if found is None else found
         return found if self.kind is None else rows.of_kind(processor, found, self.kind)
 

@@ -13,9 +13,9 @@ from dcl_processor.candidates.question import Question, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
 from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import is_timeless
+from dcl_processor.operator_states import claimed, is_timeless
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import constants_of, span
+from dcl_processor.values import span
 
 from . import rows
 from .answer import Answer, Asker, How, Moment, as_utc, document_of
@@ -128,9 +128,7 @@ def _conditions(processor: BatchProcessor[Any], model: type[Model]) -> dict[str,
     if processor.lease is not None:
         conditions["lease_free"] = processor.lease.free()
     elif processor.claimed_at is not None:
-        since = {f"{processor.claimed_at}__isnull": False}
-        # A row that was settled by hand may still contain one of the two.
-        conditions["unclaimed"] = ~Q(**constants_of(processor.claim or {}), **since)
+        conditions["unclaimed"] = ~claimed(processor)
     return conditions
 
 

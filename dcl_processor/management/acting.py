@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -19,7 +19,6 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
 
 from dcl_processor import log_fields, operator_actions, oversight
-from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
@@ -204,11 +203,22 @@ class Action:
                 using, texts = options["using"], options["pk"]
                 wanted = keys(processor, texts, using=using, unknown=NOT_FOUND_OUT)
             with reading(question.using, options["timeout"]):
-                found = _found(processor, question, options, wanted)
+                if wanted is not None:
+                    found = question.table.filter(pk__in=wanted)
+                elif (older := options["in_doubt"]) is not None:
+                    found = processor.in_doubt(older_than=older).using(question.using)
+                else:
+                    found = rows.given_up_for(processor, question, options["error"])
                 write = self.write(processor, found, options)
                 choice = write.choose()
         except CommandError:
             raise
+        except rows.NotRecordedError as error:
+            raise CommandError(
+                f"expected a processor that records these rows, got {processor.name}: {error}; or "
+                "name the rows with --pk.",
+                returncode=USAGE_ERROR,
+            ) from error
         except Exception as error:
             raise _not_chosen(error, processor, options) from error
         there = {*choice.rows}.union(*choice.left.values())
@@ -241,41 +251,6 @@ def _not_chosen(
     else:
         said = explain(error, processor, options["using"])
     return CommandError(f"{said.rstrip('.')}; nothing was changed.", returncode=NOT_FOUND_OUT)
-
-
-def _found(
-    processor: BatchProcessor[Any],
-    question: Question[Any],
-    options: dict[str, Any],
-    wanted: Sequence[Any] | None,
-) -> QuerySet[Any]:
-    """Return the rows that the options name; ``wanted``: by these keys."""
-    from dcl_processor.insights import rows  # as above
-
-    if wanted is not None:
-        return question.table.filter(pk__in=wanted)
-    if options["in_doubt"] is not None:
-        return processor.in_doubt(older_than=options["in_doubt"]).using(question.using)
-    try:
-        found = rows.given_up(processor, question)
-    except rows.NotRecordedError as error:
-        raise CommandError(
-            f"expected a processor that records which rows it gave up on, got {processor.name}: "
-            f"{error}; or name the rows with --pk.",
-            returncode=USAGE_ERROR,
-        ) from error
-    found = question.table.none() if found is None else found
-    kind: str | None = options["error"]
-    if kind is None:
-        return found
-    # Without a column for it there would be no rows, which looks like good news.
-    if rows.error_column(processor) is None:
-        raise CommandError(
-            f"expected a processor that stores the last error, got {processor.name}; set "
-            "retry=Retry(…) with last_error, or leave --error out.",
-            returncode=USAGE_ERROR,
-        )
-    return rows.of_kind(processor, found, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,31 +374,6 @@ def test_what_was_given_up_is_discarded_put_back_or_marked_as_done(
     assert again.err == "CommandError: 1 row was left as it is.\n"
 
 
-LEASES = """
-from dcl_processor import Delivery, Lease
-from tests.models import Errand
-
-@batch_processor(
-    pending=lambda: Errand.objects.filter(done=False),
-    done={"done": True},
-    reset={"done": False},
-    delivery=Delivery.AT_LEAST_ONCE,
-    lease=Lease(60),
-)
-def run(errand): ...
-"""
-
-
-def test_a_leased_row_is_left_to_its_worker(manage: Manage, install: Install) -> None:
-    install("leases", LEASES)
-    until = timezone.now() + timedelta(minutes=1)
-    row = Errand.objects.create(leased_until=until, done=True)
-    done = manage("requeue", "leases.run", "--pk", str(row.pk), "--yes")
-    assert (done.code, done.out) == (1, f"leases.run: 1 row ({row.pk}) left: leased by a worker\n")
-    row.refresh_from_db()
-    assert (row.done, row.leased_until) == (True, until)
-
-
 # --- run --pk
 
 

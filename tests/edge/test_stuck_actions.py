@@ -179,17 +179,6 @@ def test_with_json_stdout_has_json_alone() -> None:
     )
 
 
-def test_a_row_that_the_database_refuses_is_named_with_the_error(manage: Manage) -> None:
-    """It does not keep the others of its chunk from being written to."""
-    rows = [claimed() for _ in range(2)]
-    values = ("--set", "code=x", "--set", "done=True")
-    done = manage("mark-done", FETCH, "--in-doubt", "5m", *values, "--yes", "--json")
-    assert (done.code, done.err) == (1, "CommandError: 1 row was left as it is.\n")
-    document = json.loads(done.out)
-    assert (document["changed"], document["left"][0]["pk"]) == (1, str(rows[1].pk))
-    assert document["left"][0]["why"].startswith("the database reported: duplicate key")
-
-
 def test_an_error_tells_how_many_rows_had_been_written(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,4 +559,4 @@ def test_an_error_is_for_rows_that_were_given_up_on_and_that_have_one(
     assert "expected --error beside --given-up, got it beside other rows" in done.err
     done = manage("requeue", "dead.run", "--given-up", "--error", "OSError", "--yes")
     assert done.code == 2
-    assert "expected a processor that stores the last error, got dead.run" in done.err
+    assert "expected a processor that records these rows, got dead.run: set retry=" in done.err

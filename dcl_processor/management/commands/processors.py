@@ -284,7 +284,6 @@ class Command(BaseCommand):
                 continue
             # Of rows that are named, it is said if they are not pending.
             output.report(outcome, workers, always=options["pk"] is not None)
-            controlling.say_why(output, outcome)
             in_doubt += status.tell_of_doubts(processor, output, options["using"])
             failed += _failed(outcome)
             if outcome.error is not None or not all(isinstance(each, Report) for each in workers):
