@@ -19,14 +19,17 @@ from dcl_processor.values import span
 
 from . import rows
 from .answer import Answer, Asker, How, Moment, as_utc, document_of
-from .locks import Locked, Probed, locked, locked_places, probe
+from .locks import Locked, Probed, locked, probe
 from .rows import key_text
 from .status import TIMEOUT
 
 #: Rows that hold a key, which are named, and characters of the key of each.
 _MOST_NAMED, _LONGEST_KEY = 3, 80
 
-_IN_USE = "its group is in use"
+_IN_USE, _RUNS = "its group is in use", "a run would handle it now"
+
+#: What no column shows of a group whose workers only lock their rows and their key.
+_UNSEEN = ", unless a worker has another row of its group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def show(
     holders = asker.ask(using, lambda: locked(question, [pk]))
     probed = asker.ask(using, lambda: probe(question, pk)) if with_probe else None
     reason = _reason(processor, parts, columns, now) or _lock_reason(holders, probed)
-    reason += hold if reason == _IN_USE else ""
+    reason += hold if reason in (_IN_USE, _RUNS) else ""
     return Row(processor.name, pk, using, reason, parts, columns, holders, probed)
 
 
@@ -178,14 +181,14 @@ def _key_free(
     found = asker.ask(question.using, lambda: Answer(_hold(question, Key(groups, value), pk)))
     if found.value is None:
         return {"key_free": Answer.unknown(found.why)}, ""
+    if not found.value and groups.in_flight is None:
+        return {}, _UNSEEN
     return {"key_free": Answer(not found.value)}, found.value
 
 
 def _hold(question: Question[Any], key: Key, pk: Any) -> str:
     """Return what holds the key, apart from the row itself; empty: the row has a place."""
     most = key.groups.most or 1
-    if key.groups.in_flight is None and locked_places(question.using, key, most) >= most:
-        return ": a session has locked its key"
     others = in_flight(question, key).exclude(these([pk])).order_by("pk")
     at_work = list(others.values_list("pk", flat=True)[: max(most, _MOST_NAMED)])
     if len(at_work) >= most:
@@ -270,12 +273,12 @@ def _lock_reason(holders: Answer[Locked], probed: Answer[Probed] | None) -> str:
     if probed is not None and probed.value is not None:
         is_locked = probed.value.is_locked
     elif holders.value is None:
-        return "a run would handle it now, unless a session has locked it"
+        return f"{_RUNS}, unless a session has locked it"
     elif holders.value.rows and all(each.mode is None for each in holders.value.holders):
         return "a session has locked it, or has only inserted a row that refers to it"
     else:
         is_locked = holders.value.rows > 0
-    return "a session has locked it" if is_locked else "a run would handle it now"
+    return "a session has locked it" if is_locked else _RUNS
 
 
 def _unknown(why: str) -> str:

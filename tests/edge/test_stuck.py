@@ -100,8 +100,8 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
         (["in_doubt>1"], 0, ""),
         (["in_doubt>0"], 1, "warehouse.fetch: in_doubt>0, got 1"),
         (["pending >= 3"], 0, ""),
-        (["pending=2"], 1, "warehouse.fetch: pending=2, got 2"),
-        (["in_doubt>1", "due<9"], 1, "warehouse.fetch: due<9, got 2"),
+        (["in_doubt>1", "due>=2"], 1, "warehouse.fetch: due>=2, got 2"),
+        (["due<9"], 2, "expected a condition such as 'in_doubt>0'"),
         (["oldest>15m"], 2, "warehouse.fetch has, got 'oldest>15m': set pending_since=…"),
         (["doubt>0"], 2, "expected a condition such as 'in_doubt>0'"),
         (["in_doubt>few"], 2, "expected in_doubt and a number of rows of up to 18 digits, got"),
@@ -160,16 +160,8 @@ def test_a_bound_above_the_usual_limit_is_counted_to(
         ("locked>3", None),
         ("locked>=3", True),
         ("locked>=4", None),
-        ("locked<3", False),
-        ("locked<4", None),
-        ("locked<=2", False),
-        ("locked<=3", None),
-        ("locked=2", False),
-        ("locked=3", None),
         ("pending>3", True),
         ("pending>=5", None),
-        ("pending<4", False),
-        ("pending=4", None),
     ],
 )
 def test_a_number_that_is_a_part_decides_only_what_it_shows(
@@ -431,7 +423,7 @@ def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
             3,
             (
                 "DCL UNKNOWN - argument --fail-if: expected a condition such as 'in_doubt>0' or "
-                "'oldest>15m' with one of pending, due, later, in_progress, in_doubt, given_up, "
+                "'oldest>=15m' with one of pending, due, later, in_progress, in_doubt, given_up, "
                 "locked, lost, oldest, paused, got 'doubt>0'; see manage.py processors status "
                 "--help."
             ),
@@ -488,9 +480,9 @@ def test_the_figures_are_what_the_answers_are() -> None:
     expected = "DCL OK - x | pending=10001 locked=3 oldest=912s paused=0s"
     assert conditions.line(conditions.OK, "x", [found]) == expected
     assert "'it''s.pending'=10001 " in conditions.line(conditions.OK, "x", [found, found])
-    warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending<5", "pending>9"])]
-    fail = [*map(conditions.parse, ["locked=3", "oldest>15m", "paused<=1d"])]
-    figures = "pending=10001;5: locked=3;;@3:3 oldest=912s;@90:;900 paused=0s;;@~:86400"
+    warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending>=5", "pending>9"])]
+    fail = [*map(conditions.parse, ["locked>3", "oldest>15m", "paused>1d"])]
+    figures = "pending=10001;@5: locked=3;;3 oldest=912s;@90:;900 paused=0s;;86400"
     assert conditions.line(conditions.OK, "x", [found], warn, fail) == f"DCL OK - x | {figures}"
 
 
