@@ -29,7 +29,7 @@ logger = logging.getLogger("dcl_processor")
 #: Keys that are shown of rows that an action leaves.
 SHOWN = 5
 
-#: Seconds for which rows that other sessions have locked are tried again.
+#: Seconds for which the write waits for a lock that is not passed over, such as one of the table.
 LOCKED_FOR = 10.0
 
 

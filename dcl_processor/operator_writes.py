@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -41,9 +41,6 @@ Need = tuple[str, Q]
 
 #: Why a row that was chosen is left all the same.
 CHANGED, LOCKED = "changed since the choice", "locked by other sessions"
-
-#: Seconds between two tries to lock the rows that other sessions have locked.
-PAUSE = 0.1
 
 #: Seconds: the least time that a statement may wait for a lock.
 LEAST = 0.01
@@ -146,73 +143,54 @@ class Write:
     def to_free(
         self, chosen: Chosen, written: Written, *, seconds: float, stop_at: float = math.inf
     ) -> None:
-        """Write to the chosen rows, and give up on rows that stay locked for so many seconds.
+        """Write to those of the chosen rows that are free, and leave the others.
 
-        Each chunk of rows is a transaction, which does not wait for rows that other sessions have
-        locked. So the action itself holds no lock while it waits for one. Each row is tried once,
-        however long that takes, unless the database has one lock for all of them. ``written`` has
-        what is committed, also after an error. ``stop_at``: when ``time.monotonic()`` is there, no
-        other row is tried after the first try; ``written`` has none of the rows not tried.
+        Each chunk of rows is a transaction, which passes over rows that other sessions have locked.
+        ``seconds``: the time for which all of them may wait for another lock, such as one of the
+        table. ``written`` has what is committed, also after an error. ``stop_at``: when
+        ``time.monotonic()`` is there, no other row is tried after the first try; ``written`` has
+        none of the rows not tried.
         """
-        self._refuse_old_snapshot()
+        question, pks = self.question, [*chosen]
+        refuse_old_snapshot(question.using, self.processor.name, own_table=question.own_table)
         end = min(time.monotonic() + seconds, stop_at)
-        has_row_locks = connections[self.question.using].features.has_select_for_update
-        locked = list[Any]()
-        for some in _chunks([*chosen], WINDOW):
-            left = end - time.monotonic()
-            if locked and left <= 0 and not has_row_locks:
-                locked += some  # all rows have the same lock
-            else:
-                locked += self._try(chosen, some, written, max(LEAST, left), stop_at)
+        for at in range(0, len(pks), WINDOW):
+            self._try(chosen, pks[at : at + WINDOW], written, end, stop_at)
             if time.monotonic() >= stop_at:
                 break
-        while locked and time.monotonic() < end:
-            time.sleep(PAUSE)
-            waiting, locked = locked, []
-            # One by one, because one row that is locked may have held up all of its chunk.
-            for pk in waiting:
-                left = end - time.monotonic()
-                limit = max(LEAST, left)
-                locked += self._try(chosen, [pk], written, limit, stop_at) if left > 0 else [pk]
-        written.locked += locked
-
-    def _refuse_old_snapshot(self) -> None:
-        question = self.question
-        refuse_old_snapshot(question.using, self.processor.name, own_table=question.own_table)
 
     def _try(
-        self, chosen: Chosen, some: Sequence[Any], written: Written, seconds: float, stop_at: float
-    ) -> Sequence[Any]:
-        """Write to those of the rows that can be locked now, and return those that cannot."""
-        using = self.question.using
+        self, chosen: Chosen, some: Sequence[Any], written: Written, end: float, stop_at: float
+    ) -> None:
+        """Write to those of the rows that can be locked now; ``end``: until when it may wait."""
+        using, seconds = self.question.using, max(LEAST, end - time.monotonic())
         try:
             with settlement_transaction(using), lock_timeout(using, seconds, waits_alone=True):
                 tables = written_parts(self.question.model, self.values)
                 free = lock_free(self.question, some, tables)
                 done = self._compare_and_write(chosen, free)
         except (DatabaseError, NotWritten) as error:
-            # A lock of the whole table, for instance, is not passed over.
-            if is_contention(error):
-                return some
-            if not (isinstance(error, NotWritten) or is_about_rows(error)):
+            is_locked = is_contention(error)
+            if not (is_locked or isinstance(error, NotWritten) or is_about_rows(error)):
                 raise
-            if len(some) == 1:
+            if is_locked and (len(some) == 1 or time.monotonic() >= end):
+                written.locked += some
+            elif len(some) == 1:
                 written.failed[some[0]] = error
-                return []
-            # The values may suit the other rows of the chunk.
-            again = list[Any]()
-            for pk in some:
-                again += self._try(chosen, [pk], written, seconds, stop_at)
-                if time.monotonic() >= stop_at:
-                    break
-            return again
+            else:
+                # Another row of the chunk may have been to blame.
+                for pk in some:
+                    self._try(chosen, [pk], written, end, stop_at)
+                    if time.monotonic() >= stop_at:
+                        break
+            return
         # The transaction is committed.
         written.written += done
         written.changed += [pk for pk in free if pk not in done]
         left = [pk for pk in some if pk not in free]
         there = {*self.question.table.filter(pk__in=left).values_list("pk", flat=True)}
-        written.changed += [pk for pk in left if pk not in there]
-        return [pk for pk in left if pk in there]
+        for pk in left:
+            (written.locked if pk in there else written.changed).append(pk)
 
     def _compare_and_write(self, chosen: Chosen, some: Sequence[Any]) -> list[Any]:
         """Write to those of the locked rows that are as they were chosen, and return their keys."""
@@ -310,10 +288,6 @@ def _flag(condition: Q) -> Case:
     return Case(
         When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
     )
-
-
-def _chunks(pks: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (pks[at : at + size] for at in range(0, len(pks), size))
 
 
 def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:

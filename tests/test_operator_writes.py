@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection, models
+from django.db import models
 
 from dcl_processor import BatchProcessor, Delivery, batch_processor
-from dcl_processor.operator_actions import to_requeue
 from dcl_processor.operator_states import digest, is_same, plain
-from dcl_processor.operator_writes import Written
 from tests.models import Errand
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -37,36 +34,6 @@ def processor(**options: Any) -> BatchProcessor[Errand]:
 def make(number: int) -> None:
     Errand.objects.all().delete()
     Errand.objects.bulk_create(Errand(claimed=True, claimed_at=NOW) for _ in range(number))
-
-
-@pytest.mark.django_db(transaction=True)
-def test_locked_rows_of_a_chunk_are_compared_at_the_next_try() -> None:
-    """Those that are freed meanwhile are written to, if they are as they were."""
-    make(3)
-    run = processor()
-    write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose().rows
-    pks = [*chosen]
-    other = connection.copy()
-    tries: list[str] = []
-
-    def free(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-        if "SKIP LOCKED" in sql:
-            tries.append(sql)
-            if len(tries) == 2:  # the first one passed over the locked row
-                other.cursor().execute("ROLLBACK")  # its answer comes after the lock is gone
-        return execute(sql, *args)
-
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [pks[1]])
-            with connection.execute_wrapper(free):
-                write.to_free(chosen, written, seconds=30)
-    finally:
-        other.close()
-    assert written == Written([pks[0], pks[2], pks[1]])
-    assert len(tries) == 2
 
 
 def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse() -> None:

@@ -188,7 +188,7 @@ def keys_of(processor: BatchProcessor[Any], texts: Sequence[str]) -> list[Any]:
 #: Seconds for which a confirmation can be used.
 MAX_AGE = 3600
 
-#: Seconds that a chunk waits for rows that other sessions have locked.
+#: Seconds that a chunk waits for a lock that is not passed over, such as one of the table.
 PATIENCE = 1.0
 
 #: Seconds after which a request tries no other row, also within a chunk: gunicorn ends a request

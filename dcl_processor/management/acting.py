@@ -98,7 +98,7 @@ class Action:
             help="Also rows whose claim is young, and, unless they are discarded, rows in another "
             "state.",
         )
-        add_time_limit(parser, besides=", and for which locked rows are tried again")
+        add_time_limit(parser, besides=", and a lock of the table")
         parser.add_argument(
             "--dry-run", action="store_true", help="Show the rows, and change nothing."
         )

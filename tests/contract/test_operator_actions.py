@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry, batch_processor, operator_actions, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
-from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
@@ -262,20 +261,6 @@ def test_no_row_is_tried_after_a_stop_but_the_first_ones(
     assert Errand.objects.filter(claimed=True).count() == 3 - tried
 
 
-def test_a_row_that_is_locked_at_a_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was tried, and is reported as locked."""
-    first, *others = (each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1)))
-    write, written, waits = to_requeue(processor(), Errand.objects.all()), Written(), list[float]()
-
-    def hold(question: Any, some: Any, tables: Any) -> Any:
-        return [pk for pk in lock_free(question, some, tables) if pk != first]
-
-    monkeypatch.setattr(operator_writes, "lock_free", hold)
-    monkeypatch.setattr("dcl_processor.operator_writes.time.sleep", waits.append)
-    write.to_free(write.choose().rows, written, seconds=3, stop_at=0)
-    assert (written, waits) == (Written(others, [], [first]), [])
-
-
 def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(2)]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
@@ -448,28 +433,6 @@ if connection.vendor != "sqlite":
         write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
         write.to_free(write.choose().rows, written, seconds=0)
         assert (written.written, written.locked) == ([row.pk], [])
-
-
-def test_a_database_with_one_lock_is_tried_until_the_time_is_used_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not once for each chunk of rows, all of which wait for the same lock."""
-    tries: list[Any] = []
-    monkeypatch.setattr(operator_writes, "WINDOW", 1)
-    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-    run = processor()
-    write = to_mark_done(run, run.in_doubt(older_than=60))
-
-    def locked(_: Any, chosen: Any, some: Any, *__: Any) -> Any:
-        tries.append(some)
-        return some
-
-    monkeypatch.setattr(Write, "_try", locked)
-    written = Written()
-    write.to_free(write.choose().rows, written, seconds=0)
-    keys = [row.pk for row in rows]
-    assert written.locked == keys
-    assert tries == [[pk] for pk in (keys if HAS_ROW_LOCKS else keys[:1])]
 
 
 def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:

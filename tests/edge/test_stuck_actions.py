@@ -9,6 +9,7 @@ import signal
 import subprocess
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
@@ -215,14 +216,20 @@ def test_ctrl_c_at_the_question_changes_nothing() -> None:
 def test_ctrl_c_tells_how_many_rows_had_been_written(
     manage: Manage, monkeypatch: pytest.MonkeyPatch, way: tuple[str, ...]
 ) -> None:
-    """It comes while the command waits for a locked row."""
-    rows = [claimed() for _ in range(3)]
-    monkeypatch.setattr(
-        "dcl_processor.operator_writes.time.sleep", lambda _: signal.raise_signal(signal.SIGINT)
-    )
-    lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
-    with another_session(lock, rows[1].pk):
-        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--yes", *way)
+    """It comes between two chunks."""
+    monkeypatch.setattr(operator_writes, "WINDOW", 2)
+    tries, update = list[Any](), operator_writes.Write._update
+
+    def interrupt(write: Any, pks: Any, values: Any) -> None:
+        if tries:
+            signal.raise_signal(signal.SIGINT)
+        tries.append(pks)
+        update(write, pks, values)
+
+    monkeypatch.setattr(operator_writes.Write, "_update", interrupt)
+    for _ in range(3):
+        claimed()
+    done = manage("mark-done", FETCH, "--in-doubt", "5m", "--yes", *way)
     assert done.code == 130
     if way:
         document = json.loads(done.out)
