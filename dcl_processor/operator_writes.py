@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connections
 from django.db.models import BooleanField, Case, Q, QuerySet, Value, When
 from django.db.models.functions import Substr
 
@@ -201,8 +201,6 @@ class Write:
         read = self._read(self.rows.order_by().filter(pk__in=some))
         found = {row[0]: self._digest(row) for row in read if self._unmet(row) is None}
         same = [pk for pk in some if pk in found and is_same(chosen[pk], found[pk])]
-        if same and not self.is_checked:
-            self._rehearse(same)
         if same:
             self._update(same, self.values)
         if same and not self.is_checked:
@@ -222,24 +220,11 @@ class Write:
         """The constants of a claim without a lease: it alone keeps its row out of ``pending``."""
         return {} if self.processor.lease else constants_of(self.processor.claim or {})
 
-    def _rehearse(self, pks: Sequence[Any]) -> None:
-        """Raise if only the claim would keep a row out of ``pending``, and undo the attempt."""
-        reset = self.processor.reset
-        if not self._claim or reset is None:
-            return
-        using = self.question.using
-        with transaction.atomic(using=using):
-            self._update(pks, {**reset, **self.values})
-            pending = self._first(self._pending_of(pks))
-            transaction.set_rollback(True, using=using)
-        for pk in pending:
-            raise self._still_pending(pk, "is out of pending by its claim alone")
-
     def _refuse_unsettled(self, pks: Sequence[Any]) -> None:
         """Raise for a written row that is pending, or that is claimed and nothing besides."""
         for pk in self._first(self._pending_of(pks)):
             raise self._still_pending(pk, "is pending")
-        if not self._claim or self.processor.reset is not None:
+        if not self._claim:
             return
         held = self.question.table.filter(pk__in=pks, **self._claim)
         done = self.processor.done if self.processor._has_fixed_flip else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +42,6 @@ def examine(
     for alias in dict.fromkeys(each.question.using for each in asked):
         here = [each for each in asked if each.question.using == alias]
         yield from _of_database(alias, here, seconds)
-    for each in asked:
-        yield from _found("router", each.processor.name, findings.routing(each))
 
 
 def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator[Finding]:
@@ -55,6 +52,8 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
         yield replace(_failed(error), check="connection", about=about)
         return
     yield from _found("read-only", about, findings.writable(using), limit)
+    for each in asked:
+        yield from _found("router", each.processor.name, findings.routing(each), limit)
     if connection.vendor != "postgresql":
         what = f"{_OF_POSTGRESQL}: {connection.display_name} is not asked for them"
         yield Finding(Level.LEFT_OUT, what, check="database", about=about)
@@ -71,14 +70,14 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
 
 
 def _found(
-    check: str, about: str, found: Iterable[Finding], limit: tuple[str, float] | None = None
+    check: str, about: str, found: Iterable[Finding], limit: tuple[str, float]
 ) -> list[Finding]:
     """Return the findings; an error, of the database or of any code, is one as well.
 
     ``limit``: the database that is asked, and the seconds that each question may take.
     """
     try:
-        with nullcontext() if limit is None else reading(*limit):
+        with reading(*limit):
             done = list(found)
     except Exception as error:  # noqa: BLE001  # the other findings are still to be found
         done = [_failed(error)]

@@ -40,7 +40,7 @@ class Row:
     their answers: ``exists``, ``pending``, ``due`` (no retry time is in the way),
     ``attempts_left``, ``lease_free``, ``unclaimed``, ``key_free`` (no other row of its group is in
     the way) and ``given_up``; those that the processor does not have are left out. ``columns``:
-    those of its retry, its lease, its claim and its group, and ``pending_since``.
+    those of its retry, its lease, its claim and its group, and that of ``pending_since``.
     """
 
     name: str
@@ -156,11 +156,6 @@ def _columns(
     found = list(rows_.order_by().values(*dict.fromkeys(names), "dcl_now", *added)[:1])
     if not found:
         return Answer(None)
-    since = processor.pending_since
-    if since is not None and not isinstance(since, str):
-        pending = question.unfiltered.filter(these([pk])).annotate(dcl_since=since)
-        values = pending.order_by().values_list("dcl_since", flat=True)[:1]
-        found[0]["pending_since"] = next(iter(values), None)
     return Answer(found[0])
 
 

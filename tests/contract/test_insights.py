@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.db.models import F, Func, IntegerField
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor
@@ -358,7 +357,10 @@ def reason(run: BatchProcessor[Any], row: Any) -> str:
 
 def test_why_a_row_is_handled_or_not() -> None:
     run = the.at_least_once(
-        the.ignore, retry=the.retry(max_attempts=3), failed={"dead": True}, pending_since=Now()
+        the.ignore,
+        retry=the.retry(max_attempts=3),
+        failed={"dead": True},
+        pending_since="claimed_at",
     )
     make = Errand.objects.create
     free = "a run would handle it now"
@@ -385,7 +387,7 @@ def test_why_a_row_is_handled_or_not() -> None:
         "next_attempt_at",
         "last_error",
         "leased_until",
-        "pending_since",
+        "claimed_at",
     ]
     assert shown.exists
 
