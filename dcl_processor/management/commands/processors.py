@@ -62,6 +62,10 @@ MODULES: dict[str, Any] = {
 }
 
 
+#: The options that choose the rows of a run.
+ROWS = ("filter", "using", "limit")
+
+
 class Command(BaseCommand):
     help = "Run batch processors, show what waits and what is stuck, and put it right."
 
@@ -221,7 +225,7 @@ class Command(BaseCommand):
     def _run_chosen(
         self, chosen: Sequence[BatchProcessor[Any]], output: Output, options: dict[str, Any]
     ) -> None:
-        """Run them, or watch them, or show what a run would do."""
+        """Run them, or show what a run would do, or watch them."""
         some = _rows_of(chosen, options)
         broken = registry.broken() if options["all"] else []
         output.left_out(broken)
@@ -230,9 +234,6 @@ class Command(BaseCommand):
             output.broke(name, Trouble(sentence))
             left_out.append(name)
         chosen = [each for each in chosen if each.name not in left_out]
-        if options["dry_run"]:
-            self.dry_run_each(chosen, output, {**options, "filter": some}, left_out)
-            return
         try:
             with (
                 quiet_unless_configured(),
@@ -276,7 +277,17 @@ class Command(BaseCommand):
             if health.stop.is_set():
                 break
             left = None if end is None else max(0.0, end - time.monotonic())
-            outcome, workers = self.run_one(processor, output, health, {**options, "timeout": left})
+            outcome: Report | Trouble
+            workers: Sequence[Report | Trouble] = []
+            try:
+                if options["dry_run"]:
+                    output.dry_run(processor.dry_run(**{name: options[name] for name in ROWS}))
+                    continue
+                rest = {**options, "timeout": left}
+                outcome, workers = self.run_one(processor, output, health, rest)
+            except Exception as error:  # noqa: BLE001  # the next processor is still to be run
+                outcome = Trouble.of(error, processor, options["using"])
+                close_old_connections()
             if isinstance(outcome, Trouble):
                 output.broke(processor.name, outcome)
                 broken.append(processor.name)
@@ -300,53 +311,23 @@ class Command(BaseCommand):
         options: dict[str, Any],
     ) -> tuple[Report | Trouble, Sequence[Report | Trouble]]:
         """Run a processor; return what became of the run, and of each of several workers."""
-        which = {name: options[name] for name in ("filter", "using", "limit")}
-        several = options["workers"] > 1
-
-        try:
-            with output.watching(processor, health.stop, **which) as on_row:
-                report, workers = pool.run(
-                    processor,
-                    **which,
-                    workers=options["workers"],
-                    timeout=options["timeout"],
-                    concurrency=options["concurrency"],
-                    stop=health.stop,
-                    on_row=on_row,
-                    on_counts=options["on_counts"],
-                    health=health,
-                    may_supervise=self._owns_process,
-                )
-        except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-            trouble = Trouble.of(error, processor, options["using"])
-            close_old_connections()
-            return trouble, []
-        if workers and not several:  # its only worker was lost
+        which = {name: options[name] for name in ROWS}
+        with output.watching(processor, health.stop, **which) as on_row:
+            report, workers = pool.run(
+                processor,
+                **which,
+                workers=options["workers"],
+                timeout=options["timeout"],
+                concurrency=options["concurrency"],
+                stop=health.stop,
+                on_row=on_row,
+                on_counts=options["on_counts"],
+                health=health,
+                may_supervise=self._owns_process,
+            )
+        if workers and options["workers"] == 1:  # its only worker was lost
             return workers[0], []
         return report, workers
-
-    def dry_run_each(
-        self,
-        chosen: Sequence[BatchProcessor[Any]],
-        output: Output,
-        options: dict[str, Any],
-        left_out: Sequence[str],
-    ) -> None:
-        """Show what a run of each processor would do, or why it could not be made."""
-        broken = [*left_out]
-        for processor in chosen:
-            try:
-                found = processor.dry_run(
-                    filter=options["filter"], using=options["using"], limit=options["limit"]
-                )
-            except Exception as error:  # noqa: BLE001  # the others are still to be shown
-                output.broke(processor.name, Trouble.of(error, processor, options["using"]))
-                close_old_connections()
-                broken.append(processor.name)
-            else:
-                output.dry_run(found)
-        if broken or output.lost:
-            raise CommandError(_summary(0, broken, lost=bool(output.lost)))
 
 
 def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> Q | None:
