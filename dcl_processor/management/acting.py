@@ -29,15 +29,8 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.worker import this_user
 
 from . import wording
-from .choosing import (
-    NOT_FOUND_OUT,
-    USAGE_ERROR,
-    add_time_limit,
-    choose,
-    duration,
-    keys,
-    typed_values,
-)
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose, keys, typed_values
+from .conditions import duration
 from .output import Output
 
 #: Keys that are shown.

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.masking import shown
-
-from .choosing import duration
+from dcl_processor.values import parse_duration
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer
@@ -73,6 +73,14 @@ def parse(text: str) -> Condition:
         )
     name, comparison, bound = found.groups()
     return Condition(text.strip(), name, comparison, _bound(name, bound))
+
+
+def duration(text: str) -> float:
+    """Parse an option that is a duration; a number alone is seconds."""
+    try:
+        return parse_duration(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def _bound(name: str, text: str) -> float:

@@ -26,7 +26,7 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import parse_duration
 
 from . import wording
-from .choosing import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
 from .output import Output
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dcl_processor.candidates import pending_index
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import escaped, printable
 
-from .choosing import NOT_FOUND_OUT, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, add_time_limit, choose
 from .output import Output
 
 if TYPE_CHECKING:

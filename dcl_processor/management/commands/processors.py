@@ -19,21 +19,21 @@ from dcl_processor.management import (
     acting,
     controlling,
     explaining,
-    listing,
     metering,
     showing,
     status,
     watching,
 )
-from dcl_processor.management.choosing import (
+from dcl_processor.management.command_line import (
     NOT_FOUND_OUT,
     USAGE_ERROR,
+    OneSentenceParser,
+    base_options,
     choose,
     keys,
     number_of_seconds,
     whole,
 )
-from dcl_processor.management.command_line import OneSentenceParser, base_options
 from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
@@ -45,9 +45,9 @@ from dcl_processor.report import Report
 #: Actions with a module of their own, each of which has ``HELP``, ``add_arguments(parser)`` and
 #: ``handle(output, options)``; an ``Action`` writes to rows, and the others ask.
 MODULES: dict[str, Any] = {
-    "list": listing,
+    "list": showing.LIST,
     "status": status,
-    "show": showing,
+    "show": showing.SHOW,
     "requeue": acting.REQUEUE,
     "mark-done": acting.MARK_DONE,
     "discard": acting.DISCARD,
