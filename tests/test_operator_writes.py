@@ -9,31 +9,9 @@ from typing import Any
 import pytest
 from django.db import models
 
-from dcl_processor import BatchProcessor, Delivery, batch_processor
 from dcl_processor.operator_states import digest, is_same, plain
-from tests.models import Errand
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
-
-
-def processor(**options: Any) -> BatchProcessor[Errand]:
-    @batch_processor(
-        pending=lambda: Errand.objects.filter(done=False, claimed=False),
-        done={"done": True},
-        claim={"claimed": True},
-        claimed_at="claimed_at",
-        reset={"claimed": False},
-        delivery=Delivery.AT_MOST_ONCE,
-        **options,
-    )
-    def fetch(errand: Errand) -> None: ...
-
-    return fetch
-
-
-def make(number: int) -> None:
-    Errand.objects.all().delete()
-    Errand.objects.bulk_create(Errand(claimed=True, claimed_at=NOW) for _ in range(number))
 
 
 def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse() -> None:

@@ -132,54 +132,42 @@ def _written(collector: Collector, path: Path) -> Iterator[None]:
     from dcl_processor.contrib.prometheus.exposition import TextFile  # an extra
     from dcl_processor.metrics import repeated
 
-    file = _Written(collector, TextFile(path))
+    file, is_broken = TextFile(path), False
+
+    def write_or_warn() -> None:
+        """Write; a file that cannot be written is reported once, and ends no run."""
+        nonlocal is_broken
+        try:
+            _move(collector, file)
+            is_broken = False
+        except OSError as error:
+            if not is_broken:
+                logger.warning("the metrics could not be written: %s", described(error))
+            is_broken = True
+
     try:
-        file.write()
-    except TimeoutError as error:
-        file.warn(error)
+        _move(collector, file)
+    except TimeoutError:
+        pass  # the next try reports it
     except (OSError, ValueError) as error:  # the latter of a path without a name
         raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
     try:
-        with repeated(file.write_or_warn, INTERVAL):
+        with repeated(write_or_warn, INTERVAL):
             yield
     finally:
-        file.write_or_warn()
+        write_or_warn()
 
 
-class _Written:
-    """Moves what a collector has counted to a file."""
-
-    def __init__(self, collector: Collector, file: TextFile) -> None:
-        self._collector = collector
-        self._file = file
-        self._is_broken = False
-
-    def write_or_warn(self) -> None:
-        """Write; a file that cannot be written is reported once, and ends no run."""
-        try:
-            if self.write():
-                self._is_broken = False
-        except OSError as error:
-            self.warn(error)
-
-    def warn(self, error: OSError) -> None:
-        """Log that the file could not be written, unless that was so before."""
-        if not self._is_broken:
-            logger.warning("the metrics could not be written: %s", described(error))
-        self._is_broken = True
-
-    def write(self) -> bool:
-        """Write what was counted since the last time; return whether there was anything."""
-        taken = self._collector.take()
-        if not taken:
-            return False
-        try:
-            self._file.add(taken)
-        except OSError:
-            for name, tally in taken.items():
-                self._collector.add(name, tally)
-            raise
-        return True
+def _move(collector: Collector, file: TextFile) -> None:
+    """Write what was counted since the last time; what cannot be written stays counted."""
+    taken = collector.take()
+    try:
+        if taken:
+            file.add(taken)
+    except OSError:
+        for name, tally in taken.items():
+            collector.add(name, tally)
+        raise
 
 
 def unwritable(path: Path, error: Exception) -> str:
