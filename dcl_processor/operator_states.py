@@ -137,11 +137,7 @@ def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q 
 
 
 def marked_columns(processor: Definition[Any]) -> Iterator[str]:
-    """Yield the columns that show that a row was claimed or settled, which are kept for each row.
-
-    An error may be a long text. No worker writes it without counting the attempt, or setting the
-    time of the next one, if there is a column for it; its beginning is compared besides.
-    """
+    """Yield the columns that each claim and each settlement of a row writes."""
     # Race: double claim. A row that was put back may have failed since, with as many attempts.
     noted = processor.retry.on_failure if processor.retry else None
     for values in (processor.claim, processor.done, processor.failed, noted):
@@ -150,9 +146,8 @@ def marked_columns(processor: Definition[Any]) -> Iterator[str]:
         yield processor.claimed_at
     if processor.lease is not None:
         yield processor.lease.field
-    if (retry := processor.retry) is not None:
-        counted = [*filter(None, (retry.attempts, retry.next_attempt_at))]
-        yield from counted or retry.columns
+    if processor.retry is not None:
+        yield from processor.retry.columns
 
 
 #: Bytes of a digest, which are 8 characters, and what follows if the row was pending.

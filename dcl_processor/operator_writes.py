@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 from django.db.models import BooleanField, Case, Q, QuerySet, Value, When
-from django.db.models.functions import Substr
 
 from dcl_processor import steady as time
 
@@ -45,12 +44,8 @@ CHANGED, LOCKED = "changed since the choice", "locked by other sessions"
 #: Seconds: the least time that a statement may wait for a lock.
 LEAST = 0.01
 
-#: The annotations that say how a row's last error begins, whether the row is in ``pending``, and
-#: whether it meets each need.
-_ERROR, _PENDING, _NEED = "dcl_error", "dcl_pending", "dcl_need_"
-
-#: Characters of an error that are compared: as many as the admin shows.
-_SEEN = 300
+#: The annotations that say whether the row is in ``pending``, and whether it meets each need.
+_PENDING, _NEED = "dcl_pending", "dcl_need_"
 
 
 @dataclass(slots=True)
@@ -93,7 +88,7 @@ class Write:
     ``rows``: those of the operator; ``needs``: what a row has to meet besides being free of a
     worker's lease; ``method``: that of the processor for the action; ``is_checked``: whether a
     check of the project has compared the values with ``pending``. ``columns``: those that each
-    claim and each settlement writes; ``error``: that of the last error, if they are not enough.
+    claim and each settlement writes.
     """
 
     processor: Definition[Any]
@@ -104,15 +99,12 @@ class Write:
     values: Values
     is_checked: bool = True
     columns: tuple[str, ...] = field(init=False)
-    error: str | None = field(init=False)
 
     def __post_init__(self) -> None:
         processor = self.processor
         self.rows = self.rows.using(self.question.using)
         self.values = {**_unclaimed(processor), **self.values}
         self.columns = tuple(dict.fromkeys(marked_columns(processor)))
-        error = processor.retry.last_error if processor.retry else None
-        self.error = None if error in self.columns else error
         # Race: lost lease that writes. A worker that is at work on the row would settle nothing,
         # and another worker would handle the row at the same time.
         free = processor.lease.free() if processor.lease else Q()
@@ -249,8 +241,6 @@ class Write:
     def _read(self, rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
         """Return the read of the keys, the marks and the needs, which is not executed."""
         added: dict[str, Any] = {_PENDING: _flag(is_pending(self.question))}
-        if self.error is not None:
-            added = {_ERROR: Substr(self.error, 1, _SEEN), **added}
         added |= {f"{_NEED}{at}": _flag(need) for at, (_, need) in enumerate(self.needs)}
         read: QuerySet[Any, Any] = rows.annotate(**added).values_list("pk", *self.columns, *added)
         return read
@@ -261,12 +251,10 @@ class Write:
         return next((why for (why, _), is_met in met if not is_met), None)
 
     def _digest(self, row: Sequence[Any]) -> str:
-        """Return the digest of a row's marks: the columns, the error, and whether it is pending."""
-        _, *marks = row[: len(row) - len(self.needs)]
+        """Return the digest of a row's marks: the columns, and whether it is pending."""
+        _, *columns, is_pending = row[: len(row) - len(self.needs)]
         fields = map(self.question.model._meta.get_field, self.columns)
-        columns = [plain(*each) for each in zip(fields, marks, strict=False)]
-        *error, pending = marks[len(columns) :]
-        return digest([*columns, *error], is_pending=pending)
+        return digest([*map(plain, fields, columns)], is_pending=is_pending)
 
 
 def _flag(condition: Q) -> Case:
