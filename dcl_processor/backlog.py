@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Model, Q
 
 from .candidates import scan
 from .candidates.question import Question, ask
@@ -27,14 +28,27 @@ def count(
 
     ``filter``: as for a run.
     """
-    return scan.count(question_of(processor, filter=filter, using=using), most)
+    return scan.count(question_of(processor, using, filter=filter), most)
 
 
 def question_of(
-    processor: BatchProcessor[Any], *, filter: Q | None = None, using: str | None = None
+    processor: BatchProcessor[Any],
+    using: str | None,
+    due: Callable[[type[Model]], Q | None] | None = None,
+    *,
+    filter: Q | None = None,
 ) -> Question[Any]:
-    """Return the question whose rows are counted: all pending rows, also those not due yet."""
+    """Return the processor's question, as ``run()`` would ask it; raises the same errors.
+
+    ``due``: the condition for a row that may be tried now, as for ``ask()``; without it, all
+    pending rows are in question. ``filter``: as for a run.
+    """
     limits.check_alias("using", using or processor.using)
     return ask(
-        processor.pending, label=processor.name, filter=filter, using=using or processor.using
+        processor.pending,
+        label=processor.name,
+        filter=filter,
+        using=using or processor.using,
+        due=due,
+        flips=processor._locked_columns,
     )

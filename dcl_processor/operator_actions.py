@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,8 @@ from .candidates.question import Question, ask
 from .clock import DatabaseNow
 from .definition.model_columns import check_columns
 from .exceptions import InvalidOption
-from .operator_states import (
-    claimed,
-    default_age,
-    is_distinct,
-    is_given_up,
-    is_pending,
-    not_claimed_lately,
-    unsettled,
-)
-from .operator_writes import SHOWN, Write, Written
+from .operator_states import claimed, default_age, is_given_up, is_pending, is_timeless, unsettled
+from .operator_writes import LOCKED, Need, Write, Written
 from .outcomes import Discard
 from .report import MOST_COUNTED, counted
 from .settlement.outcome_values import with_cleared_retry
@@ -34,7 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dcl_processor")
 
-#: Seconds for which rows that other sessions have locked are tried again.
+#: Keys that are shown of rows that an action leaves.
+SHOWN = 5
+
+#: Seconds for which the write waits for a lock that is not passed over, such as one of the table.
 LOCKED_FOR = 10.0
 
 
@@ -89,16 +84,13 @@ def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
     return _rows(processor).filter(claimed(processor)).order_by(processor.claimed_at, "pk")
 
 
-def mark_done(
-    processor: Definition[Any],
-    rows: QuerySet[Any, Any],
-    values: Values | None = None,
-    *,
-    force: bool = False,
-) -> int:
-    """Write the flip, or ``values``, to the claimed and given up rows; ``force``: to all."""
-    state = "or neither claimed nor given up; force=True marks what is not leased"
-    return _act(to_mark_done(processor, rows, values, force=force), "mark_done", state)
+def may_be_at_work(processor: Definition[Any]) -> Iterator[Need]:
+    """Yield that a claim without a lease is old enough for its worker to be gone."""
+    if processor.lease is None and processor.claimed_at is not None:
+        age = default_age(processor)
+        why = f"claimed less than {age:g} s ago: a worker may be at work; use force"
+        since = DatabaseNow() - as_timedelta(age)
+        yield why, ~Q(claimed(processor), **{f"{processor.claimed_at}__gt": since})
 
 
 def to_mark_done(
@@ -108,25 +100,16 @@ def to_mark_done(
     *,
     force: bool = False,
 ) -> Write:
-    """Return what ``mark_done()`` writes, and to which rows."""
+    """Return what ``mark_done()`` writes, and to which rows; ``force``: to all without a lease."""
     question = _check_rows(processor, rows, "mark_done")
     flip = _values(processor, "mark_done", "done", values, question.model)
     done = with_cleared_retry(processor, flip)
-    _refuse_indistinct(processor, "mark_done")
-    unchecked = "" if values is None else "mark_done"
-    condition = Q() if force else is_given_up(processor, question)
-    if processor.claim is not None and not force:
-        condition |= claimed(processor)
-    return Write(processor, question, rows, condition, done, unchecked)
-
-
-def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
-    """Put those of the rows back that are not done, as if they had never been tried."""
-    state = (
-        f"claimed less than {default_age(processor):g} s ago, done, or not waiting yet; force=True "
-        "puts back what is not leased, and repeats its effect"
-    )
-    return _act(to_requeue(processor, rows, force=force), "requeue", state)
+    _refuse_timeless(processor, "mark_done")
+    stuck = is_given_up(processor, question)
+    if processor.claim is not None:
+        stuck |= claimed(processor)
+    needs = () if force else (("neither claimed nor given up", stuck),)
+    return Write(processor, question, rows, "mark_done", needs, done, is_checked=values is None)
 
 
 def to_requeue(
@@ -140,43 +123,13 @@ def to_requeue(
         )
     question = _check_rows(processor, rows, "requeue")
     reset = with_cleared_retry(processor, processor.reset)
-    # Race: double claim. Under its lock, because a worker may have settled the row meanwhile: a
-    # paid charge that is put back is paid twice, and so is one that is being paid now.
-    condition = Q() if force else unsettled(processor, question) & not_claimed_lately(processor)
-    return Write(processor, question, rows, condition, reset)
-
-
-def _act(write: Write, method: str, state: str) -> int:
-    """Write to the rows in the state of the action, and tell of the others; return how many."""
-    if write.condition:
-        _warn(write, method, *write.others(), f"leased by a worker, {state}")
-    written = Written()
-    write.to_free(write.choose(), written, seconds=LOCKED_FOR)
-    for error in written.failed.values():
-        raise error
-    _warn(write, method, len(written.locked), written.locked[:SHOWN], "locked by other sessions")
-    return len(written.written)
-
-
-def _warn(write: Write, method: str, number: int, some: Sequence[Any], why: str) -> None:
-    if number:
-        more = ", …" if number > len(some) else ""
-        logger.warning(
-            "%s: %s() leaves %d %s as %s (%s%s): %s.",
-            *(write.processor.name, method, number, "row" if number == 1 else "rows"),
-            *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, why),
-        )
-
-
-def discard(
-    processor: Definition[Any],
-    rows: QuerySet[Any, Any],
-    reason: str = "",
-    values: Values | None = None,
-) -> int:
-    """Write ``failed``, or ``values``, to those of the rows that are pending or claimed."""
-    write = to_discard(processor, rows, reason, values)
-    return _act(write, "discard", "or neither pending nor claimed")
+    needs: list[Need] = []
+    if not force:
+        # Race: double claim. Under its lock, because a worker may have settled the row meanwhile:
+        # a paid charge that is put back is paid twice, and so is one that is being paid now.
+        why = "done, or not waiting yet; force puts it back, and repeats its effect"
+        needs = [*may_be_at_work(processor), (why, unsettled(processor, question))]
+    return Write(processor, question, rows, "requeue", needs, reset)
 
 
 def to_discard(
@@ -188,18 +141,42 @@ def to_discard(
     """Return what ``discard()`` writes, and to which rows."""
     question = _check_rows(processor, rows, "discard")
     dead_letter = _values(processor, "discard", "failed", values, question.model)
-    _refuse_indistinct(processor, "discard")
+    _refuse_timeless(processor, "discard")
     retry = processor.retry
     if retry is not None:
         noted = retry.given_up(Discard(reason), 0, question.model)
         # No attempt was made, so their number stays.
         noted.pop(retry.attempts or "", None)
         dead_letter = {**noted, **(retry.on_failure or {}), **dead_letter}
-    unsettled = is_pending(question)
+    waits = is_pending(question)
     if processor.claim is not None:
-        unsettled |= claimed(processor)
-    unchecked = "" if values is None else "discard"
-    return Write(processor, question, rows, unsettled, dead_letter, unchecked)
+        waits |= claimed(processor)
+    needs = (("neither pending nor claimed", waits),)
+    return Write(
+        processor, question, rows, "discard", needs, dead_letter, is_checked=values is None
+    )
+
+
+def act(write: Write) -> int:
+    """Write to the rows that meet the needs, and warn of the others; return how many were."""
+    choice, written = write.choose(most_left=SHOWN), Written()
+    for why, number in choice.numbers.items():
+        _warn(write, number, choice.left[why], why)
+    write.to_free(choice.rows, written, seconds=LOCKED_FOR)
+    for error in written.failed.values():
+        raise error
+    _warn(write, len(written.locked), written.locked[:SHOWN], LOCKED)
+    return len(written.written)
+
+
+def _warn(write: Write, number: int, some: Sequence[Any], why: str) -> None:
+    if number:
+        more = ", …" if number > len(some) else ""
+        logger.warning(
+            "%s: %s() leaves %d %s as %s (%s%s): %s.",
+            *(write.processor.name, write.method, number, "row" if number == 1 else "rows"),
+            *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, why),
+        )
 
 
 def _values(
@@ -250,11 +227,11 @@ def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
     return QuerySet(question.model, using=question.using)
 
 
-def _refuse_indistinct(processor: Definition[Any], method: str) -> None:
+def _refuse_timeless(processor: Definition[Any], method: str) -> None:
     """Raise unless a column distinguishes a claimed row from one that is settled."""
-    if processor.claim is not None and not is_distinct(processor):
+    if processor.claim is not None and is_timeless(processor):
         raise InvalidOption(
-            f"{processor.name}: expected claimed_at=… for {method}(), because no constant of "
-            "done=… tells a handled row from a claimed one, got a claim without it; set it to a "
-            "nullable DateTimeField, or update the rows with Django instead."
+            f"{processor.name}: expected claimed_at=… for {method}(), which tells a handled row "
+            "from a claimed one, got a claim without it; set it to a nullable DateTimeField, or "
+            "update the rows with Django instead."
         )

@@ -1,4 +1,4 @@
-"""The states in which an operator finds rows: claimed, or given up on.
+"""The states in which an operator finds rows, claimed or given up on, and what tells a change.
 
 A function returns ``None`` where no row can be in the state, and raises ``NotRecordedError`` where
 rows may be, but no column shows it.
@@ -6,14 +6,17 @@ rows may be, but no column shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from .candidates.question import Question
-from .clock import DatabaseNow
-from .values import as_timedelta, constants_of
+from .values import constants_of
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
@@ -38,14 +41,8 @@ def is_pending(question: Question[Any]) -> Q:
 
 
 def is_timeless(processor: Definition[Any]) -> bool:
-    """Return whether a claimed row has neither the time of its claim nor a lease."""
+    """Return whether no column tells a row that is claimed from one that was settled since."""
     return processor.claimed_at is None and processor.lease is None
-
-
-def settled_constants(processor: Definition[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the constants by which a handled row is known, and those of one given up on."""
-    done = processor.done if processor._has_fixed_flip else None
-    yield from filter(None, (constants_of(values or {}) for values in (done, processor.failed)))
 
 
 def claimed(processor: Definition[Any]) -> Q:
@@ -54,15 +51,7 @@ def claimed(processor: Definition[Any]) -> Q:
     # a lease; one that was put back may have a lease that was taken away.
     since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
     leased = processor.lease.in_flight() if processor.lease else Q()
-    marks = constants_of(processor.claim or {})
-    found = Q(**marks, **since) & leased
-    if processor.claim is None or not is_timeless(processor):
-        return found
-    for constants in settled_constants(processor):
-        # A dead letter that is a part of the claim does not tell the two apart.
-        if not constants.items() <= marks.items():
-            found &= ~Q(**constants)
-    return found
+    return Q(**constants_of(processor.claim or {}), **since) & leased
 
 
 def default_age(processor: Definition[Any]) -> float:
@@ -74,26 +63,10 @@ def default_age(processor: Definition[Any]) -> float:
     return DOUBT_AFTER * processor.batch_size
 
 
-def not_claimed_lately(processor: Definition[Any]) -> Q:
-    """Recognise a row whose claim, if it has one without a lease, is so old that it is in doubt."""
-    if processor.lease is not None or processor.claimed_at is None:
-        return Q()
-    since = DatabaseNow() - as_timedelta(default_age(processor))
-    return ~Q(claimed(processor), **{f"{processor.claimed_at}__gt": since})
-
-
-def is_distinct(processor: Definition[Any]) -> bool:
-    """Return whether a column tells a claimed row from one that is settled."""
-    if not is_timeless(processor):
-        return True
-    done = constants_of(processor.done or {}) if processor._has_fixed_flip else {}
-    return processor.claim is not None and not done.items() <= constants_of(processor.claim).items()
-
-
 def unsettled(processor: Definition[Any], question: Question[Any]) -> Q:
     """Recognise a row that is not done: it is pending, claimed, or given up on."""
     found = is_pending(question) | is_given_up(processor, question)
-    return found | claimed(processor) if is_distinct(processor) else found
+    return found if is_timeless(processor) else found | claimed(processor)
 
 
 def is_given_up(processor: Definition[Any], question: Question[Any]) -> Q:
@@ -115,7 +88,7 @@ def given_up(processor: Definition[Any], question: Question[Any]) -> Rows:
     if constants_of(processor.failed or {}):
         found = _with_dead_letter(processor, question)
     elif processor._has_dead_letter:
-        found = _with_any_dead_letter(processor, question)
+        raise NotRecordedError("set failed={…} with a constant that done does not write")
     else:
         found = _used_up(processor, question)
     if found is None:
@@ -145,20 +118,6 @@ def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Ro
     raise NotRecordedError("set a constant in failed=… that done does not write")
 
 
-def _with_any_dead_letter(processor: Definition[Any], question: Question[Any]) -> Rows:
-    """Return the rows that have a dead letter without constants: by their last error."""
-    retry = processor.retry
-    done = constants_of(processor.done or {}) if processor._has_fixed_flip else {}
-    if retry is None or retry.next_attempt_at is None or retry.last_error is None or not done:
-        raise NotRecordedError("set failed={…} with a constant that done does not write")
-    ended = Q(**{f"{retry.next_attempt_at}__isnull": True, f"{retry.last_error}__gt": ""})
-    if processor.claimed_at is not None:
-        ended &= Q(**{f"{processor.claimed_at}__isnull": True})
-    left = has_attempts_left(processor, question)
-    goes_on = is_pending(question) if left is None else is_pending(question) & left
-    return question.table.filter(ended, ~goes_on).exclude(**done)
-
-
 def _used_up(processor: Definition[Any], question: Question[Any]) -> Rows:
     """Return the pending rows that have no attempts left, and get no dead letter."""
     retry = processor.retry
@@ -172,3 +131,58 @@ def _used_up(processor: Definition[Any], question: Question[Any]) -> Rows:
 
 def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
     return processor.retry.has_attempts_left(question.model) if processor.retry else None
+
+
+# --- the rows that an operator chose, each with a short text by which a change of it is noticed
+
+
+def marked_columns(processor: Definition[Any]) -> Iterator[str]:
+    """Yield the columns that each claim and each settlement of a row writes."""
+    # Race: double claim. A row that was put back may have failed since, with as many attempts.
+    noted = processor.retry.on_failure if processor.retry else None
+    for values in (processor.claim, processor.done, processor.failed, noted):
+        yield from values or ()
+    if processor.claimed_at is not None:
+        yield processor.claimed_at
+    if processor.lease is not None:
+        yield processor.lease.field
+    if processor.retry is not None:
+        yield from processor.retry.columns
+
+
+#: Bytes of a digest, which are 8 characters, and what follows if the row was pending.
+_DIGEST, _WAS_PENDING = 6, "+"
+
+
+def digest(marks: Sequence[Any], *, is_pending: bool) -> str:
+    """Return a text for the texts of columns, the same in each process while they are the same."""
+    known = repr(marks).encode("utf-8", "surrogatepass")
+    short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
+    return short + (_WAS_PENDING if is_pending else "")
+
+
+def is_same(before: str, now: str) -> bool:
+    """Return whether a row with these two digests is as it was.
+
+    A row that was pending has to be pending still: of a flip that is a function, no column is
+    known. A row that was not may be so since, because its time has come.
+    """
+    return now in (before, before + _WAS_PENDING)
+
+
+#: In the text of an object that has none of its own, and whose address differs in each process.
+_ADDRESS = " at 0x"
+
+
+def plain(field: Any, value: Any) -> str | None:
+    """Return a column's value as a text that is the same in each process; ``None`` without one."""
+    if value is None or isinstance(value, str):
+        return value
+    row = SimpleNamespace(**{field.attname: value})
+    # As it is serialised first: what is for the database may be encrypted, each time otherwise.
+    for form, given in ((field.value_to_string, row), (field.get_prep_value, value)):
+        # A field of the user's own may refuse in any way.
+        with suppress(Exception):
+            if _ADDRESS not in (text := repr(form(given))):
+                return text
+    return None

@@ -140,7 +140,8 @@ class BatchProcessor(Definition[M]):
         ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
         ``requeue()``.
         """
-        return operator_actions.mark_done(self, rows, values, force=force)
+        write = operator_actions.to_mark_done(self, rows, values, force=force)
+        return operator_actions.act(write)
 
     def requeue(self, rows: QuerySet[M, M], *, force: bool = False) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
@@ -156,7 +157,7 @@ class BatchProcessor(Definition[M]):
         processor's model, or a slice of one; ``InsideTransaction`` inside a transaction that is not
         at READ COMMITTED (on PostgreSQL only if ``pending`` asks other tables).
         """
-        return operator_actions.requeue(self, rows, force=force)
+        return operator_actions.act(operator_actions.to_requeue(self, rows, force=force))
 
     def reserve(
         self,
@@ -205,7 +206,7 @@ class BatchProcessor(Definition[M]):
         no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
         ``requeue()``.
         """
-        return operator_actions.discard(self, rows, reason, values)
+        return operator_actions.act(operator_actions.to_discard(self, rows, reason, values))
 
     def lock_key(self, key: Any, using: str | None = None) -> None:
         """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.

@@ -2,92 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection, models
+from django.db import models
 
-from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor
-from dcl_processor.operator_actions import to_requeue
-from dcl_processor.operator_writes import Written, digest, is_same, plain
-from tests.models import Errand
+from dcl_processor.operator_states import digest, is_same, plain
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
-
-
-def processor(**options: Any) -> BatchProcessor[Errand]:
-    @batch_processor(
-        pending=lambda: Errand.objects.filter(done=False, claimed=False),
-        done={"done": True},
-        claim={"claimed": True},
-        claimed_at="claimed_at",
-        reset={"claimed": False},
-        delivery=Delivery.AT_MOST_ONCE,
-        **options,
-    )
-    def fetch(errand: Errand) -> None: ...
-
-    return fetch
-
-
-def make(number: int) -> None:
-    Errand.objects.all().delete()
-    Errand.objects.bulk_create(Errand(claimed=True, claimed_at=NOW) for _ in range(number))
-
-
-@pytest.mark.django_db(transaction=True)
-def test_only_the_rows_of_the_first_choice_are_among_them() -> None:
-    make(6)
-    first, *_, last = Errand.objects.order_by("pk").values_list("pk", flat=True)
-    write = to_requeue(processor(), Errand.objects.all())
-    assert [*write.choose(among={first, last, -1})] == [first, last]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_locked_rows_of_a_chunk_are_compared_at_the_next_try() -> None:
-    """Those that are freed meanwhile are written to, if they are as they were."""
-    make(3)
-    run = processor()
-    write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose()
-    pks = [*chosen]
-    other = connection.copy()
-    tries: list[str] = []
-
-    def free(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-        if "SKIP LOCKED" in sql:
-            tries.append(sql)
-            if len(tries) == 2:  # the first one passed over the locked row
-                other.cursor().execute("ROLLBACK")  # its answer comes after the lock is gone
-        return execute(sql, *args)
-
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [pks[1]])
-            with connection.execute_wrapper(free):
-                write.to_free(chosen, written, seconds=30)
-    finally:
-        other.close()
-    assert written == Written([pks[0], pks[2], pks[1]])
-    assert len(tries) == 2
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_row_that_failed_anew_with_as_many_attempts_is_left() -> None:
-    """All that tells it from the row that was shown is its error."""
-    make(3)
-    run = processor(retry=Retry(max_attempts=4))
-    Errand.objects.update(attempts=4, last_error="ValueError: no route")
-    write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose()
-    first, *others = chosen
-    Errand.objects.filter(pk=first).update(last_error="ValueError: closed")
-    write.to_free(chosen, written, seconds=1)
-    assert written == Written(others, [first])
 
 
 def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse() -> None:

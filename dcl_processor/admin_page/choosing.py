@@ -17,20 +17,11 @@ from django.db.models import Model, QuerySet
 from dcl_processor import steady as time
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
-from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_of, key_text
-from dcl_processor.management.acting import (
-    CHANGED,
-    DISCARD,
-    LOCKED,
-    MARK_DONE,
-    REQUEUE,
-    Action,
-    Chooser,
-)
-from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age, is_distinct
+from dcl_processor.management.acting import DISCARD, MARK_DONE, MISSING, REQUEUE, Action
+from dcl_processor.management.command_line import keys as parsed
+from dcl_processor.operator_states import default_age, is_timeless
 from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
@@ -61,18 +52,6 @@ class Wanted:
     kind: str | None = None
 
 
-class FirstRows(Chooser):
-    """Chooses among the first rows alone: those that one confirmation takes, and one more."""
-
-    __slots__ = ()
-
-    def find(self) -> tuple[QuerySet[Any], list[Any]]:
-        """Return these rows, and the keys of which there is none."""
-        found, missing = super().find()
-        read = found.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
-        return found.filter(pk__in=list(dict.fromkeys(read))), missing
-
-
 def choose(
     processor: BatchProcessor[Any],
     action: str,
@@ -85,19 +64,24 @@ def choose(
 
     Nothing is written, and nothing is locked.
     """
-    question = rows.question_of(processor, None)
-    chosen = {
-        "pk": keys,
-        "in_doubt": default_age(processor) if wanted.state == "in_doubt" else None,
-        "given_up": wanted.state == "given_up",
-        "error": wanted.kind,
-    }
+    question, pks = rows.question_of(processor, None), list[Any]()
     plan = Plan(processor.name, action, wanted)
     with reading(question.using, BUDGET):
-        choice = FirstRows(processor, question, {**options(values), **chosen}).choice(plan.act)
+        if wanted.state == ROWS:
+            pks = list(dict.fromkeys(parsed(processor, keys)))
+            found = question.table.filter(pk__in=pks)
+        elif wanted.state == "in_doubt":
+            found = processor.in_doubt(older_than=default_age(processor)).using(question.using)
+        else:
+            found = rows.given_up_for(processor, question, wanted.kind)
+        first = [*dict.fromkeys(found.order_by("pk").values_list("pk", flat=True)[: MOST + 1])]
+        some = found.filter(pk__in=first)
+        choice = plan.act.write(processor, some, options(values)).choose(most_left=0)
     plan.rows = dict([*choice.rows.items()][:MOST])
-    plan.left = {why: len(pks) for why, pks in choice.left.items()}
-    plan.has_more = len(choice.rows) + sum(plan.left.values()) > MOST
+    plan.left = dict(choice.numbers)
+    plan.has_more = len(first) > MOST
+    if len(pks) > len(first) and not plan.has_more:
+        plan.left = {MISSING: len(pks) - len(first), **plan.left}
     plan.total = len(plan.rows)
     return plan
 
@@ -140,7 +124,7 @@ def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
     except Exception:  # noqa: BLE001  # no row of it can be chosen; the panel has the reason
         return {}
     found = {} if processor.reset is None else {"requeue": False}
-    if processor.claim is None or is_distinct(processor):
+    if processor.claim is None or not is_timeless(processor):
         found |= {"mark_done": processor.done is None, "discard": processor.failed is None}
     return found
 
@@ -157,7 +141,7 @@ def anything(model: type[Model]) -> dict[str, Any]:
 #: Seconds for which a confirmation can be used.
 MAX_AGE = 3600
 
-#: Seconds that a request waits for rows that other sessions have locked.
+#: Seconds that a request waits for a lock that is not passed over, such as one of the table.
 PATIENCE = 1.0
 
 #: Reasons for which rows were left that are kept.
@@ -227,7 +211,7 @@ class Plan:
         ``written``: gets the keys of the rows whose write is committed, also before an error.
         """
         end, table = time.monotonic() + BUDGET, rows.question_of(processor, None).table
-        write = self.act.prepare(processor, table.all(), options(values, reason))
+        write = self.act.write(processor, table.all(), options(values, reason))
         done = Written()
         try:
             write.to_free(self.rows, done, seconds=PATIENCE, stop_at=end)
@@ -240,10 +224,8 @@ class Plan:
         """Count the rows by what became of them; those that were not tried stay in the plan."""
         self.done += len(done.written)
         self._forget(done.written)
-        self._leave(CHANGED, done.changed)
-        self._leave(LOCKED, done.locked)
-        for pk, error in done.failed.items():
-            self._leave(f"the database reported: {shown(one_line(error), 300)}", [pk])
+        for why, pks in done.left().items():
+            self._leave(why, pks)
 
     def _leave(self, why: str, pks: list[Any]) -> None:
         known = why in self.left or len(self.left) < MOST_REASONS

@@ -15,7 +15,7 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import LONGEST_KIND, key_text
 from dcl_processor.management.acting import named
-from dcl_processor.management.choosing import typed_values
+from dcl_processor.management.command_line import typed_values
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor

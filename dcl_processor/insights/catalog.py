@@ -19,11 +19,8 @@ SELECT c.relname, i.indisunique, i.indpred IS NOT NULL, s.idx_scan,
         WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) AS columns
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 LEFT JOIN pg_stat_user_indexes s ON s.indexrelid = i.indexrelid
-WHERE i.indrelid = ANY(%s::text[]::regclass[]) AND i.indisvalid ORDER BY c.relname
+WHERE i.indrelid = %s::regclass AND i.indisvalid ORDER BY c.relname
 """
-
-# No row for a table that is not partitioned.
-_PARTITIONS = "SELECT relid::regclass::text FROM pg_partition_tree(%s::regclass)"
 
 _TABLE = """
 SELECT c.reltuples, c.reloptions, s.n_dead_tup, s.n_tup_upd, s.n_tup_hot_upd
@@ -104,14 +101,9 @@ def rows(
         return cast("list[tuple[Any, ...]]", cursor.fetchall())
 
 
-def partitions(using: str, model: type[Model]) -> list[str]:
-    """Return the names of the partitions of the model's table, as SQL has them."""
-    return [name for (name,) in rows(using, _PARTITIONS, [_named(using, model)])]
-
-
-def indexes(using: str, model: type[Model], *, of: Sequence[str] = ()) -> list[TableIndex]:
-    """Return the indexes of the model's table, and of the tables ``of``, that queries may use."""
-    return [TableIndex(*row) for row in rows(using, _INDEXES, [[_named(using, model), *of]])]
+def indexes(using: str, model: type[Model]) -> list[TableIndex]:
+    """Return the indexes of the model's table that queries may use."""
+    return [TableIndex(*row) for row in rows(using, _INDEXES, [_named(using, model)])]
 
 
 def table(using: str, model: type[Model]) -> Table:

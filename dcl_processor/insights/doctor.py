@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from django.db import connections
+from django.db import connections, router
+from django.db.models import Model
 
+from dcl_processor.candidates.pending_index import suggested
 from dcl_processor.database.contention import is_database_error
 from dcl_processor.database.time_limit import reading
+from dcl_processor.definition.groups import groups_of
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.diagnosis import describe, explain, one_line
+from dcl_processor.masking import shown
+from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
-from . import findings, table_findings
-from .answer import Finding, Level, problem, unknown
+from . import catalog, rows
+from .answer import Finding, Level, as_utc, ok, problem, unknown, warning
 from .statements import Asked
 from .status import TIMEOUT
 
 #: What only PostgreSQL has figures for.
 _OF_POSTGRESQL = "snapshot, idle-in-transaction, autovacuum, flag-index"
+
+#: Seconds after which a snapshot is old, and transactions after which one of unknown age may be.
+OLD_SNAPSHOT, MANY_TRANSACTIONS = 300.0, 1_000
+
+#: Characters of a key, or of a primary key, that are shown.
+_LONGEST = 80
 
 
 def examine(
@@ -43,8 +54,6 @@ def examine(
     for alias in dict.fromkeys(each.question.using for each in asked):
         here = [each for each in asked if each.question.using == alias]
         yield from _of_database(alias, here, seconds)
-    for each in asked:
-        yield from _found("router", each.processor.name, findings.routing(each))
 
 
 def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator[Finding]:
@@ -54,33 +63,34 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
     except Exception as error:  # noqa: BLE001  # whatever a driver raises
         yield replace(_failed(error), check="connection", about=about)
         return
-    yield from _found("read-only", about, findings.writable(using), limit)
+    yield from _found("read-only", about, writable(using), limit)
     for each in asked:
-        yield from _found("held-key", each.processor.name, findings.held_keys(each), limit)
+        yield from _found("router", each.processor.name, routing(each), limit)
+        yield from _found("held-key", each.processor.name, held_keys(each), limit)
     if connection.vendor != "postgresql":
         what = f"{_OF_POSTGRESQL}: {connection.display_name} is not asked for them"
         yield Finding(Level.LEFT_OUT, what, check="database", about=about)
         return
-    yield from _found("snapshot", about, findings.snapshots(using), limit)
-    idle = findings.idle_transactions(using, asked)
+    yield from _found("snapshot", about, snapshots(using), limit)
+    idle = idle_transactions(using, asked)
     yield from _found("idle-in-transaction", about, idle, limit)
     for model in dict.fromkeys(each.question.model for each in asked):
         table = f"table {model._meta.db_table} of {about}"
         users = [each for each in asked if each.question.model is model]
-        yield from _found("autovacuum", table, table_findings.autovacuum(using, model), limit)
-        needless = table_findings.needless_indexes(using, users)
+        yield from _found("autovacuum", table, autovacuum(using, model), limit)
+        needless = needless_indexes(using, users)
         yield from _found("flag-index", table, needless, limit)
 
 
 def _found(
-    check: str, about: str, found: Iterable[Finding], limit: tuple[str, float] | None = None
+    check: str, about: str, found: Iterable[Finding], limit: tuple[str, float]
 ) -> list[Finding]:
     """Return the findings; an error, of the database or of any code, is one as well.
 
     ``limit``: the database that is asked, and the seconds that each question may take.
     """
     try:
-        with nullcontext() if limit is None else reading(*limit):
+        with reading(*limit):
             done = list(found)
     except Exception as error:  # noqa: BLE001  # the other findings are still to be found
         done = [_failed(error)]
@@ -90,3 +100,222 @@ def _found(
 def _failed(error: Exception) -> Finding:
     said = f"the database answered: {one_line(error)}"
     return unknown((said if is_database_error(error) else describe(error)).rstrip("."))
+
+
+# --- the findings about a database, its sessions, and its processors
+
+
+def writable(using: str) -> Iterator[Finding]:
+    """Find whether rows can be locked here: a replica locks none."""
+    match connections[using].vendor:
+        case "postgresql":
+            sql = "SELECT current_setting('transaction_read_only')"
+        case "mysql":
+            # The server may be read-only, and so may be the session's transactions.
+            sql = (
+                "SHOW SESSION VARIABLES WHERE Variable_name IN "
+                "('read_only', 'tx_read_only', 'transaction_read_only')"
+            )
+        case _:
+            sql = "PRAGMA query_only"
+    if all(value in ("off", "OFF", 0) for *_, value in catalog.rows(using, sql)):
+        yield ok("rows can be locked and written")
+        return
+    yield problem(
+        "the database accepts no writes: it is a replica, or its sessions are read-only",
+        "No row can be locked, so no row is handled",
+        "Give the processors the primary's alias with using=, or correct the router's "
+        "db_for_write()",
+    )
+
+
+def snapshots(using: str) -> Iterator[Finding]:
+    """Find what keeps dead rows, and dead entries of the pending index, from being removed."""
+    is_clean = True
+    for each in catalog.snapshots(using):
+        named = f" ({each.application_name})" if each.application_name else ""
+        if each.seconds is not None:
+            is_old = each.seconds >= OLD_SNAPSHOT
+            since = f"has been open for {each.seconds:.0f} s"
+        else:
+            is_old = each.transactions >= MANY_TRANSACTIONS
+            since = f"is {each.transactions} transactions old"
+        if not is_old:
+            continue
+        is_clean = False
+        if each.seconds is None and each.kind == "session":
+            yield unknown(
+                f"since when the session {each.name} of the role {each.role} has been open, which "
+                f"{since}",
+                "PostgreSQL hides the time of another role's transaction",
+                "GRANT pg_read_all_stats to the role of this database",
+            )
+            continue
+        yield warning(
+            f"the {each.kind} {each.name}{named} {since}",
+            "Vacuum removes no row that was flipped since, and each lock-free read passes all "
+            "their index entries",
+            "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
+            "handlers work outside the transaction with AT_LEAST_ONCE",
+        )
+    if is_clean:
+        yield ok("no old snapshot keeps dead rows")
+
+
+def idle_transactions(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
+    """Find whether a handler that hangs in its transaction keeps its row forever."""
+    inside = [each.processor.name for each in asked if rules_of(each.processor).in_transaction]
+    name = "idle_in_transaction_session_timeout"
+    milliseconds = float(catalog.settings(using, name)[name])
+    if not inside:
+        yield ok("no handler works inside a transaction")
+    elif milliseconds > 0:
+        yield ok(f"{name} is {milliseconds / 1000:g} s")
+    else:
+        yield warning(
+            f"{name} is not set, and the handlers of {', '.join(inside)} work inside a transaction",
+            "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
+            f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
+        )
+
+
+def routing(asked: Asked) -> Iterator[Finding]:
+    """Find whether handlers read from another database than the one that has the locks."""
+    question = asked.question
+    reads = router.db_for_read(question.model)
+    if reads == question.using:
+        yield ok(f"rows are locked, and read by handlers, on {reads!r}")
+        return
+    yield warning(
+        f"rows of {question.model._meta.label} are locked on {question.using!r}, and what handlers "
+        f"read goes to {reads!r}",
+        "The lock protects nothing that is read elsewhere: a replica may show a handler values "
+        "from before the lock, also those that its last row has written",
+        f"Let db_for_read() return {question.using!r} while a handler works, or read with "
+        f".using({question.using!r})",
+    )
+
+
+def held_keys(asked: Asked) -> Iterator[Finding]:
+    """Find the oldest row in doubt that holds its key."""
+    processor, at = asked.processor, asked.processor.claimed_at
+    if processor.group_by is None or at is None or processor.lease is not None:
+        return
+    groups = groups_of(processor, asked.question.model)
+    found = rows.in_doubt(processor, asked.question, default_age(processor))
+    assert found is not None
+    oldest = found.filter(**{f"{groups.column}__isnull": False}).order_by(at)
+    for pk, key, since in oldest.values_list("pk", groups.column, at)[:1]:
+        row = shown(rows.key_text(pk), _LONGEST)
+        place = "no other row of the key is handled"
+        if (groups.most or 1) > 1:
+            place = f"one of the {groups.most} places of the key is taken"
+        yield problem(
+            f"key {shown(str(key), _LONGEST)} is held by row {row}, in doubt since "
+            f"{as_utc(since):%Y-%m-%d %H:%M:%S} UTC",
+            f"Until a person decides, {place}",
+            f"manage.py processors show {processor.name} {row}, and then requeue or mark-done",
+        )
+        return
+    yield ok("no row holds its key until a person decides")
+
+
+# --- the table of one model, as PostgreSQL's statistics show it
+
+
+#: Multiples of autovacuum's threshold from which it is behind: it looks at a table once a minute.
+FAR_BEHIND = 2
+
+_THRESHOLDS = (
+    "autovacuum",
+    "track_counts",
+    "autovacuum_vacuum_threshold",
+    "autovacuum_vacuum_scale_factor",
+    "autovacuum_vacuum_max_threshold",
+)
+
+
+def autovacuum(using: str, model: type[Model]) -> Iterator[Finding]:
+    """Find whether dead rows are removed from the table in time."""
+    table, settings = catalog.table(using, model), catalog.settings(using, *_THRESHOLDS)
+    if settings["track_counts"] == "off":
+        yield unknown(
+            "how many dead rows the table has",
+            "track_counts is off, without which autovacuum does not work either",
+            "Set track_counts = on",
+        )
+        return
+    threshold = _threshold(table, settings)
+    off = ("false", "off", "0", "no")
+    is_off = settings["autovacuum"] == "off" or table.options.get("autovacuum_enabled") in off
+    if not is_off and table.dead <= FAR_BEHIND * threshold:
+        yield ok(f"{table.dead} dead rows, and autovacuum starts after {threshold:.0f}")
+        return
+    behind = f"{table.dead} dead rows, where autovacuum starts after {threshold:.0f}"
+    yield warning(
+        f"autovacuum is off for the table, which has {table.dead} dead rows" if is_off else behind,
+        "Every flip leaves a dead row and a dead entry in the pending index, and each lock-free "
+        "read passes them",
+        "VACUUM the table; set autovacuum_enabled = true, autovacuum_vacuum_scale_factor = 0 and "
+        "autovacuum_vacuum_threshold = 5000 for it; look for an old snapshot",
+    )
+
+
+def _threshold(table: catalog.Table, settings: Mapping[str, str]) -> float:
+    # Since PostgreSQL 18 there is a maximum; below 0 there is none.
+    known = {"autovacuum_vacuum_max_threshold": "-1", **settings, **table.options}
+    least, share, most = (
+        float(known[f"autovacuum_vacuum_{name}"])
+        for name in ("threshold", "scale_factor", "max_threshold")
+    )
+    wanted = least + share * (table.rows or 0)
+    return min(wanted, most) if most >= 0 else wanted
+
+
+def needless_indexes(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
+    """Find indexes that each row's flip, claim or lease has to write to; of one table's users."""
+    model = asked[0].question.model
+    written = {column for each in asked for column in _written(each)}
+    written -= {column for each in asked for column in _read_by(each)}
+    table, is_clean = catalog.table(using, model), True
+    for index in catalog.indexes(using, model):
+        columns = sorted(written & {*index.columns})
+        # The condition of a partial index needs the flag, and a unique index is a constraint.
+        if not index.is_partial and not index.is_unique and columns:
+            is_clean = False
+            used = f", used {index.scans} times since the statistics began"
+            yield warning(
+                f"the index {index.name} holds {' and '.join(columns)}"
+                f"{'' if index.scans is None else used}",
+                "Each flip writes to it, and to every other index of the table, because PostgreSQL "
+                f"cannot update the row in place ({table.hot} of {table.updates} updates were)",
+                "If no other query needs it, drop it (db_index, Meta.indexes), and let a partial "
+                "index of the pending rows serve the read: manage.py processors explain",
+            )
+    if is_clean:
+        yield ok("no plain index holds a column that is written for each row")
+
+
+def _written(asked: Asked) -> Iterator[str]:
+    """Yield the columns of the model's own table that are written for each row."""
+    processor, meta = asked.processor, asked.question.model._meta
+    names = [
+        *(processor.done or ()),
+        *(processor.claim or ()),
+        *([processor.claimed_at] if processor.claimed_at else []),
+        *([processor.lease.field] if processor.lease else []),
+        *(processor.retry.columns if processor.retry else ()),
+    ]
+    for name in names:
+        field: Any = meta.get_field(name)
+        # The index of a foreign key is for deletions of the row that it points to.
+        if field in meta.local_concrete_fields and not field.is_relation:
+            yield field.column
+
+
+def _read_by(asked: Asked) -> Iterator[str]:
+    """Yield the columns by which the index of the pending rows finds them."""
+    index = suggested(asked.processor, asked.question).read
+    for name in [] if index is None else index.fields:
+        field: Any = asked.question.model._meta.get_field(name.lstrip("-"))
+        yield field.column

@@ -130,8 +130,9 @@ def _undeclared(index: Index | None, model: type[Model]) -> Index | None:
 def _verdict(plan: Plan, using: str) -> str:
     connection = connections[using]
     database: str = connection.display_name
-    if connection.vendor != "postgresql":
-        return f"Which index serves this read is not judged on {database}: see the plan."
+    if not plan.is_judged:
+        on = "a table with partitions" if connection.vendor == "postgresql" else database
+        return f"Which index serves this read is not judged on {on}: see the plan."
     if plan.index is not None:
         return f"The index {plan.index} serves this read."
     if plan.walks is not None:

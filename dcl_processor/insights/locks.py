@@ -22,9 +22,7 @@ from django.db.models import Func, Model, QuerySet, TextField
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import is_contention, is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import lock_timeout
-from dcl_processor.definition.groups import Key
 from dcl_processor.errors import printable
-from dcl_processor.locking.key_lock import lock_number
 from dcl_processor.locking.row_locks import lock_rows
 
 from . import catalog
@@ -86,15 +84,6 @@ SELECT number, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnamed
 WHERE CASE WHEN wide >= 3 AND age > 0
     THEN pg_xact_status(wide::text::xid8) = 'in progress' END
-"""
-
-# An advisory lock of 64 bits is shown in two halves.
-_PLACES = """
-SELECT count(*) FROM unnest(%s::bigint[]) AS number WHERE EXISTS (
-    SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = database
-    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND datname = current_database()
-        AND ((classid::bigint << 32) | objid::bigint) = number
-)
 """
 
 _SESSIONS = """
@@ -207,18 +196,6 @@ def _of_table(
     found = _holders(using, _HOLDERS, numbers=list(numbers), table=table) if numbers else []
     blocked = {number for number, holder in found if holder.blocks}
     return Locked(sum(numbers[each] for each in blocked), _merged(found, numbers))
-
-
-def locked_places(using: str, key: Key, most: int) -> int:
-    """Return how many of a key's places are taken, where only its lock shows that.
-
-    0 on a database that does not show its locks.
-    """
-    if unseen(using):
-        return 0
-    numbers = [lock_number(key, place) for place in range(most)]
-    ((taken,),) = catalog.rows(using, _PLACES, [numbers])
-    return int(taken)
 
 
 def sessions(using: str, pids: Sequence[int]) -> tuple[Holder, ...]:

@@ -13,20 +13,23 @@ from dcl_processor.candidates.question import Question, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
 from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import claimed
+from dcl_processor.operator_states import claimed, is_timeless
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import constants_of, span
+from dcl_processor.values import span
 
 from . import rows
 from .answer import Answer, Asker, How, Moment, as_utc, document_of
-from .locks import Locked, Probed, locked, locked_places, probe
+from .locks import Locked, Probed, locked, probe
 from .rows import key_text
 from .status import TIMEOUT
 
 #: Rows that hold a key, which are named, and characters of the key of each.
 _MOST_NAMED, _LONGEST_KEY = 3, 80
 
-_IN_USE = "its group is in use"
+_IN_USE, _RUNS = "its group is in use", "a run would handle it now"
+
+#: What no column shows of a group whose workers only lock their rows and their key.
+_UNSEEN = ", unless a worker has another row of its group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Row:
     their answers: ``exists``, ``pending``, ``due`` (no retry time is in the way),
     ``attempts_left``, ``lease_free``, ``unclaimed``, ``key_free`` (no other row of its group is in
     the way) and ``given_up``; those that the processor does not have are left out. ``columns``:
-    those of its retry, its lease, its claim and its group, and ``pending_since``.
+    those of its retry, its lease, its claim and its group, and that of ``pending_since``.
     """
 
     name: str
@@ -112,7 +115,7 @@ def show(
     holders = asker.ask(using, lambda: locked(question, [pk]))
     probed = asker.ask(using, lambda: probe(question, pk)) if with_probe else None
     reason = _reason(processor, parts, columns, now) or _lock_reason(holders, probed)
-    reason += hold if reason == _IN_USE else ""
+    reason += hold if reason in (_IN_USE, _RUNS) else ""
     return Row(processor.name, pk, using, reason, parts, columns, holders, probed)
 
 
@@ -128,10 +131,6 @@ def _conditions(processor: BatchProcessor[Any], model: type[Model]) -> dict[str,
     if processor.lease is not None:
         conditions["lease_free"] = processor.lease.free()
     elif processor.claimed_at is not None:
-        since = {f"{processor.claimed_at}__isnull": False}
-        # A row that was settled by hand may still contain one of the two.
-        conditions["unclaimed"] = ~Q(**constants_of(processor.claim or {}), **since)
-    elif constants_of(processor.claim or {}):
         conditions["unclaimed"] = ~claimed(processor)
     return conditions
 
@@ -157,11 +156,6 @@ def _columns(
     found = list(rows_.order_by().values(*dict.fromkeys(names), "dcl_now", *added)[:1])
     if not found:
         return Answer(None)
-    since = processor.pending_since
-    if since is not None and not isinstance(since, str):
-        pending = question.unfiltered.filter(these([pk])).annotate(dcl_since=since)
-        values = pending.order_by().values_list("dcl_since", flat=True)[:1]
-        found[0]["pending_since"] = next(iter(values), None)
     return Answer(found[0])
 
 
@@ -182,14 +176,14 @@ def _key_free(
     found = asker.ask(question.using, lambda: Answer(_hold(question, Key(groups, value), pk)))
     if found.value is None:
         return {"key_free": Answer.unknown(found.why)}, ""
+    if not found.value and groups.in_flight is None:
+        return {}, _UNSEEN
     return {"key_free": Answer(not found.value)}, found.value
 
 
 def _hold(question: Question[Any], key: Key, pk: Any) -> str:
     """Return what holds the key, apart from the row itself; empty: the row has a place."""
     most = key.groups.most or 1
-    if key.groups.in_flight is None and locked_places(question.using, key, most) >= most:
-        return ": a session has locked its key"
     others = in_flight(question, key).exclude(these([pk])).order_by("pk")
     at_work = list(others.values_list("pk", flat=True)[: max(most, _MOST_NAMED)])
     if len(at_work) >= most:
@@ -223,6 +217,8 @@ def _reason(
         error = shown(columns.get(retry.last_error or "") or "", 200) if retry else ""
         return "it was given up on" + (f": {error}" if error else "")
     if _no(parts, "pending"):
+        if processor.claim is not None and is_timeless(processor):
+            return "it is not in pending: it is claimed, done, or does not wait; set claimed_at=…"
         return "it is not in pending: it is done, or does not wait yet"
     if retry is not None and _no(parts, "due"):
         return f"its next attempt is at {_time(columns[retry.next_attempt_at or ''])}"
@@ -244,17 +240,11 @@ def _held(
     if processor.lease is not None and _no(parts, "lease_free"):
         until = _time(columns[processor.lease.field])
         return f"a worker has it, and its lease ends at {until}"
-    if processor.claimed_at is not None and _no(parts, "unclaimed"):
-        seconds = Moment.of(columns[processor.claimed_at], now).seconds
+    if _no(parts, "unclaimed"):
+        seconds = Moment.of(columns[processor.claimed_at or ""], now).seconds
         return (
             f"it was claimed {span(seconds)} ago and is not settled: its handler is at work, or "
             "its process died, and then the row is in doubt"
-        )
-    if processor.claimed_at is None and _no(parts, "unclaimed"):
-        settled = "" if processor._has_fixed_flip else ", or it is done"
-        return (
-            f"it has the values of claim, and no column has the time: its handler is at work, or "
-            f"its process died, and then the row is in doubt{settled}; set claimed_at=…"
         )
     return ""
 
@@ -278,12 +268,12 @@ def _lock_reason(holders: Answer[Locked], probed: Answer[Probed] | None) -> str:
     if probed is not None and probed.value is not None:
         is_locked = probed.value.is_locked
     elif holders.value is None:
-        return "a run would handle it now, unless a session has locked it"
+        return f"{_RUNS}, unless a session has locked it"
     elif holders.value.rows and all(each.mode is None for each in holders.value.holders):
         return "a session has locked it, or has only inserted a row that refers to it"
     else:
         is_locked = holders.value.rows > 0
-    return "a session has locked it" if is_locked else "a run would handle it now"
+    return "a session has locked it" if is_locked else _RUNS
 
 
 def _unknown(why: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,38 +15,19 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Substr
 
-from dcl_processor.candidates.question import Question, ask
+from dcl_processor.backlog import question_of
+from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.errors import printable
 from dcl_processor.masking import masked, shown
 from dcl_processor.operator_states import NotRecordedError, Rows, given_up, has_attempts_left
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.runner.limits import check_alias
 from dcl_processor.values import as_timedelta
 
 from .answer import Answer, How
 
-__all__ = ["NotRecordedError", "Rows", "given_up"]
-
-
-def question_of(
-    processor: BatchProcessor[Any],
-    using: str | None,
-    due: Callable[[type[Model]], Q | None] | None = None,
-) -> Question[Any]:
-    """Return the processor's question, as ``run()`` would ask it; raises the same errors.
-
-    ``due``: the condition for a row that may be tried now, as for ``ask()``.
-    """
-    check_alias("using", using or processor.using)
-    return ask(
-        processor.pending,
-        label=processor.name,
-        using=using or processor.using,
-        due=due,
-        flips=processor._locked_columns,
-    )
+__all__ = ["NotRecordedError", "Rows", "given_up", "question_of"]
 
 
 def due(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
@@ -219,13 +199,22 @@ def kind_of(text: str) -> str:
     return printable(masked(text).partition(":")[0])[:LONGEST_KIND]
 
 
+def given_up_for(
+    processor: BatchProcessor[Any], question: Question[Any], kind: str | None
+) -> QuerySet[Any, Any]:
+    """Return the rows that were given up on after an error of this class; ``None``: after any."""
+    found = given_up(processor, question)
+    found = question.table.none() if found is None else found
+    return found if kind is None else of_kind(processor, found, kind)
+
+
 def of_kind(
     processor: BatchProcessor[Any], found: QuerySet[Any, Any], kind: str
 ) -> QuerySet[Any, Any]:
     """Return those of the rows whose error is of this class."""
     column = error_column(processor)
-    if column is None:
-        return found.none()
+    if column is None:  # without rows it would look like good news
+        raise NotRecordedError("set retry=Retry(…) with last_error, which stores the error")
     if not kind:
         return found.filter(Q(**{column: ""}) | Q(**{f"{column}__isnull": True}))
     if len(kind) == LONGEST_KIND:

@@ -112,13 +112,15 @@ class Plan:
 
     ``index``: the index of the table by which only some of its rows are read, if there is one.
     ``walks``: an index whose every entry is read instead, in its order. ``rows``: of the table, as
-    the database estimates them; ``None`` if it does not.
+    the database estimates them; ``None`` if it does not. ``is_judged``: whether the plan shows how
+    the table is read.
     """
 
     lines: tuple[str, ...]
     index: str | None = None
     walks: str | None = None
     rows: float | None = None
+    is_judged: bool = False
 
 
 def plan_of(statement: Statement, model: type[Model]) -> Plan:
@@ -170,19 +172,19 @@ def estimated_rows(rows: QuerySet[Any, Any]) -> float | None:
 
 def _of_postgresql(statement: Statement, model: type[Model]) -> Plan:
     lines = tuple(line for (line,) in _explain(statement, "EXPLAIN"))
-    parts = catalog.partitions(statement.using, model)
-    known = catalog.indexes(statement.using, model, of=parts)
+    known = catalog.indexes(statement.using, model)
     partial = {each.name for each in known if each.is_partial}
     rows = catalog.table(statement.using, model).rows
-    tables = set(map(_bare, [model._meta.db_table, *parts]))
-    reads = [node for node in _nodes(_json(statement)) if node.get("Relation Name") in tables]
+    name = _bare(model._meta.db_table)
+    reads = [node for node in _nodes(_json(statement)) if node.get("Relation Name") == name]
+    if not reads:  # a table with partitions, or a view
+        return Plan(lines, rows=rows)
     used = [each for node in reads for each in _used(node)]
     # All rows of a partial index are asked for; of another one, those that meet a condition.
     narrow = [name for name, has_condition in used if has_condition or name in partial]
     wide = [name for name, _ in used if name not in narrow]
-    is_served = bool(reads) and len(narrow) >= len(reads)
-    index = narrow[0] if is_served else None
-    return Plan(lines, index, walks=wide[0] if wide else None, rows=rows)
+    index = narrow[0] if len(narrow) >= len(reads) else None
+    return Plan(lines, index, wide[0] if wide else None, rows, is_judged=True)
 
 
 def _json(statement: Statement) -> Any:

@@ -256,7 +256,7 @@ def waiting(
     PostgreSQL's estimate if they could not be counted within ``SIZE_TIMEOUT``.
     """
     try:
-        keys = scan.every(backlog.question_of(processor, filter=filter, using=using))
+        keys = scan.every(rows.question_of(processor, using, filter=filter))
     except Exception as error:  # noqa: BLE001  # the run will raise it
         return Answer.unknown(explain(error, processor, using))
     asker = Asker(processor, SIZE_TIMEOUT)

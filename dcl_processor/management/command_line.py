@@ -1,20 +1,33 @@
-"""What is wrong with a command line, in one sentence, and what was probably meant."""
+"""The parser of the command, and what its options name: processors, rows, times and values."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NoReturn
 
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.core.management.base import CommandError, CommandParser
+from django.db.models import JSONField, Model
+
+from dcl_processor import registry
+from dcl_processor.diagnosis import explain
+from dcl_processor.errors import printable
+from dcl_processor.exceptions import ProcessorError, UnknownProcessor
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import DAY
 
 from . import conditions
-from .choosing import USAGE_ERROR
+from .conditions import duration
 
-#: How like an option has to be to be suggested: another one may do something else.
-LIKENESS = 0.75
+#: Exit codes: the command line is wrong; an answer could not be found out.
+USAGE_ERROR, NOT_FOUND_OUT = 2, 3
+
+#: Seconds: the least time limit that all databases have, and that of a question by default.
+SHORTEST, TIMEOUT = 0.001, 5.0
 
 #: The option with which Nagios reads the answer: 2 would be CRITICAL.
 NAGIOS = "--nagios"
@@ -25,10 +38,6 @@ class OneSentenceParser(CommandParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        #: The parsers of the actions, by name; empty in the parser of an action.
-        self.actions: Mapping[str, argparse.ArgumentParser] = {}
-        #: The parsers of all actions, in each of them.
-        self.siblings: Mapping[str, argparse.ArgumentParser] = {}
         self._given: Sequence[str] = ()
 
     # The overloads of the type are for namespaces of other classes, which Django does not use.
@@ -39,13 +48,12 @@ class OneSentenceParser(CommandParser):
         self._given = [] if args is None else [*args]
         found, more = super().parse_known_args(args, namespace)
         if more:
-            self.error(f"expected no more arguments, got {more[0]!r}")
+            self.error(f"expected an argument or option of {self.prog}, got {more[0]!r}")
         return found, more
 
     def error(self, message: str) -> NoReturn:
         """End with the sentence, as Django ends with an error of a command."""
-        sentence = self._unknown_action(message) or self._unknown_option()
-        sentence = sentence or f"{message.rstrip('.')}; see {self.prog} --help."
+        sentence = f"{message.rstrip('.')}; see {self.prog} --help."
         if NAGIOS in self._given:
             print(conditions.line(conditions.UNKNOWN, sentence))  # there is no output yet
             self.exit(conditions.UNKNOWN)
@@ -53,34 +61,183 @@ class OneSentenceParser(CommandParser):
             self.exit(USAGE_ERROR, f"CommandError: {sentence}\n")
         raise CommandError(sentence, returncode=USAGE_ERROR)
 
-    def _unknown_option(self) -> str:
-        """Return a sentence about the first option that does not exist; empty: all exist."""
-        options = _options(self)
-        for given in self._given:
-            name = given.partition("=")[0]
-            if given == "--" or given in self.actions:
-                break  # what follows is no option, or is for another parser
-            # A beginning of an option stands for it.
-            if name.startswith("--") and not any(each.startswith(name) for each in options):
-                return f"expected an option of {self.prog}, got {name!r}; {self._meant(name)}"
-        return ""
 
-    def _meant(self, name: str) -> str:
-        for action, parser in [("", self), *self.siblings.items()]:
-            for close in difflib.get_close_matches(name, _options(parser), 1, LIKENESS):
-                return f"{close} is an option of {action}." if action else f"did you mean {close}?"
-        return f"see {self.prog} --help."
+def base_options() -> OneSentenceParser:
+    """Return Django's own options for the actions, which accept only the options they define.
 
-    def _unknown_action(self, message: str) -> str:
-        """Return a sentence about an action that does not exist; empty: that is not the error."""
-        found = re.match(r"argument ACTION: invalid choice: '(.*?)'", message)
-        if found is None:
-            return ""
-        close = difflib.get_close_matches(found[1], self.actions, n=1)
-        guess = f"; did you mean {close[0]}?" if close else "."
-        return f"expected an action, one of {', '.join(self.actions)}, got {found[1]!r}{guess}"
+    No option has a default, so that the same option before the action keeps its value.
+    """
+    options = OneSentenceParser(add_help=False, argument_default=argparse.SUPPRESS)
+    options.add_argument(
+        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks, too."
+    )
+    options.add_argument(
+        "--traceback",
+        action="store_true",
+        # Django's own option would show, for a failed row, a traceback of this command.
+        dest="tracebacks",
+        help="Show the traceback of each failure.",
+    )
+    # Django reads these before it loads the command.
+    options.add_argument("--settings", help=argparse.SUPPRESS)
+    options.add_argument("--pythonpath", help=argparse.SUPPRESS)
+    options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
+    options.add_argument("--force-color", action="store_true", help=argparse.SUPPRESS)
+    return options
 
 
-def _options(parser: argparse.ArgumentParser) -> list[str]:
-    actions = parser._actions  # noqa: SLF001  # as Django's call_command() reads them
-    return [name for each in actions for name in each.option_strings if name.startswith("--")]
+# --- what options name
+
+
+def choose(names: Sequence[str], *, run_all: bool, left_out: int = 1) -> list[BatchProcessor[Any]]:
+    """Return the processors of these names, or all; raise ``CommandError`` for an unknown name.
+
+    ``left_out``: the exit code if the ``processors.py`` that may have the name cannot be imported.
+    """
+    try:
+        if bool(names) == run_all:
+            got = "both" if names else "neither"
+            known = ", ".join(registry.processors()) or "none"
+            raise CommandError(
+                f"expected names of processors or --all, got {got}; the processors are {known}.",
+                returncode=USAGE_ERROR,
+            )
+        chosen = registry.get(names) if names else list(registry.processors().values())
+    except UnknownProcessor as error:
+        # It may be a processor of an app that is left out, and then the name is right.
+        code = left_out if registry.broken() else USAGE_ERROR
+        raise CommandError(str(error), returncode=code) from error
+    except ProcessorError as error:
+        raise CommandError(str(error), returncode=left_out) from error
+    if not chosen and not registry.broken():
+        raise CommandError(
+            "expected a processor in the processors.py of an app in INSTALLED_APPS, got none.",
+            returncode=USAGE_ERROR,
+        )
+    return chosen
+
+
+def keys(
+    processor: BatchProcessor[Any],
+    texts: Sequence[str],
+    *,
+    using: str | None = None,
+    unknown: int = 1,
+) -> list[Any]:
+    """Return primary keys; raise ``CommandError`` for a text that is none.
+
+    ``unknown``: the exit code if ``pending``, which knows the model, raises an error.
+    """
+    from dcl_processor.insights import rows  # not for a run without keys
+
+    try:
+        # Apart from the parsing, because an error of the user's code may be a ValueError, too.
+        model = rows.question_of(processor, using).model
+    except ProcessorError as error:
+        raise CommandError(explain(error, processor, using), returncode=USAGE_ERROR) from error
+    except Exception as error:
+        raise CommandError(explain(error, processor, using), returncode=unknown) from error
+    found = []
+    for text in texts:
+        try:
+            found.append(rows.key_of(model, text))
+        except (ValidationError, ValueError, TypeError) as error:
+            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+            raise CommandError(
+                f"expected a primary key of the rows of {processor.name}, got {text!r}: "
+                f"{printable(said)}",
+                returncode=USAGE_ERROR,
+            ) from error
+    return found
+
+
+def whole(words: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return the parser of an option that is a whole number; ``words``: which one."""
+
+    def parse(text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def number_of_seconds(
+    words: str, fits: Callable[[float], bool], fix: str = ""
+) -> Callable[[str], float]:
+    """Return the parser of an option that is a number of seconds; ``words``: which ones fit."""
+
+    def parse(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not (seconds < math.inf and fits(seconds)):
+            raise argparse.ArgumentTypeError(
+                f"expected a number of seconds {words}, got {text!r}{fix}"
+            )
+        return seconds
+
+    return parse
+
+
+def add_time_limit(
+    parser: argparse.ArgumentParser, *, default: float = TIMEOUT, besides: str = ""
+) -> None:
+    """Add ``--timeout`` for questions to the database; ``besides``: what else it limits."""
+    parser.add_argument(
+        "--timeout",
+        type=time_limit,
+        default=default,
+        metavar="SECONDS",
+        help=f"Seconds that each question to the database may take{besides} "
+        f"(default: {default:g}).",
+    )
+
+
+def time_limit(text: str) -> float:
+    """Parse an option that is the time limit of a question; 0 would be none on some databases."""
+    seconds = duration(text)
+    if not SHORTEST <= seconds <= DAY:
+        raise argparse.ArgumentTypeError(
+            f"expected a time limit from {SHORTEST:g} seconds to 1d, got {text!r}"
+        )
+    return seconds
+
+
+# --- the values of ``--set``: what a person typed, as the columns hold it
+
+
+#: What a model, or a field of the user's own, raises for a name or a text that it cannot take.
+_UNUSABLE = (FieldDoesNotExist, ValidationError, AttributeError, TypeError, ValueError)
+
+
+def typed_values(model: type[Model], texts: Sequence[str]) -> dict[str, Any]:
+    """Return the values by column; raise ``CommandError`` for one that its column cannot hold."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise CommandError(
+                f"expected --set COLUMN=VALUE, got {text!r} without '='.", returncode=USAGE_ERROR
+            )
+        try:
+            values[name] = _typed(model._meta.get_field(name), value)
+        except _UNUSABLE as error:
+            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+            raise CommandError(
+                f"expected --set COLUMN=VALUE, got {text!r}: {printable(said).rstrip('.')}.",
+                returncode=USAGE_ERROR,
+            ) from error
+    return values
+
+
+def _typed(field: Any, text: str) -> Any:
+    while field.is_relation:
+        field = field.target_field
+    # A copy that is checked in full: Django skips the choices of a column that forms do not show,
+    # and whether a text may be empty is a rule for forms.
+    column = copy(field)
+    column.editable = column.blank = True
+    value = json.loads(text, cls=column.decoder) if isinstance(column, JSONField) else text
+    return column.clean(value, None)

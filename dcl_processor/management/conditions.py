@@ -1,21 +1,19 @@
 """The conditions of ``--fail-if``, and the line that Nagios reads.
 
-A condition is a name of a status, a comparison, and a number or an age.
+A condition is a name of a status, ``>`` or ``>=``, and a number or an age.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.masking import shown
-
-from .choosing import duration
+from dcl_processor.values import parse_duration
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer
@@ -28,14 +26,7 @@ AGES = ("oldest", "paused")
 #: Digits of a number of rows, which a database can still count to.
 MOST_DIGITS = 18
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-    "=": operator.eq,
-}
-_CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<|=)\s*(\S+)\s*")
+_CONDITION = re.compile(r"\s*(\w+)\s*(>=|>)\s*(\S+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +41,16 @@ class Condition:
     def holds(self, answer: Answer[Any]) -> bool | None:
         """Return whether the condition is met; ``None``: the answer does not show it.
 
-        A number that was not counted to its end is more than the value, and that of locked rows at
-        least the value. An estimate may be wrong by any factor. No row is as old as the oldest of
-        no rows, and no pause as long as none.
+        Of a number that was not counted to its end only a part is known. An estimate may be wrong
+        by any factor. No row is as old as the oldest of no rows, and no pause as long as none.
         """
         if answer.how in ("unknown", "not recorded", "estimated"):
             return None
         if answer.value is None:
             return False
-        compare, least = _COMPARISONS[self.comparison], _least(self.name, answer)
-        if answer.how != "more than":
-            return compare(least, self.bound)
-        # It is any number from the least one on.
-        found = {compare(each, self.bound) for each in (least, max(least, self.bound), math.inf)}
-        return found.pop() if len(found) == 1 else None
+        least = _least(self.name, answer)
+        is_met = least > self.bound or (self.comparison == ">=" and least == self.bound)
+        return is_met or (None if answer.how == "more than" else False)
 
 
 def _least(name: str, answer: Answer[Any]) -> float:
@@ -81,11 +68,19 @@ def parse(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None or found[1] not in NUMBERS + AGES:
         raise argparse.ArgumentTypeError(
-            f"expected a condition such as 'in_doubt>0' or 'oldest>15m' with one of "
+            f"expected a condition such as 'in_doubt>0' or 'oldest>=15m' with one of "
             f"{', '.join(NUMBERS + AGES)}, got {text!r}"
         )
     name, comparison, bound = found.groups()
     return Condition(text.strip(), name, comparison, _bound(name, bound))
+
+
+def duration(text: str) -> float:
+    """Parse an option that is a duration; a number alone is seconds."""
+    try:
+        return parse_duration(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def _bound(name: str, text: str) -> float:
@@ -110,7 +105,7 @@ NAMES = {OK: "OK", WARNING: "WARNING", CRITICAL: "CRITICAL", UNKNOWN: "UNKNOWN"}
 LONGEST = 1_000
 
 #: The range of values that meet a condition, by its comparison; no value is below zero.
-_RANGES = {">": "{}", ">=": "@{}:", "<": "{}:", "<=": "@~:{}", "=": "@{0}:{0}"}
+_RANGES = {">": "{}", ">=": "@{}:"}
 
 
 def line(code: int, text: str, found: Sequence[Status] = (), *limits: Sequence[Condition]) -> str:

@@ -23,11 +23,10 @@ from dcl_processor.diagnosis import one_line
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report
 from dcl_processor.values import parse_duration
 
 from . import wording
-from .choosing import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
 from .output import Output
 
 if TYPE_CHECKING:
@@ -134,23 +133,6 @@ def _history(
     found = [(each.started_at, each.as_dict(), _line(each)) for each in runs]
     found += [(each.at, each.as_dict(), _act_line(each)) for each in acts]
     return sorted(found, key=itemgetter(0), reverse=True)[:limit]
-
-
-def say_why(output: Output, report: Report) -> None:
-    """Write who has paused a processor whose run has handled nothing, and why, to a terminal."""
-    if report.stopped not in ("paused", "breaker") or not output.is_terminal or output.as_json:
-        return
-    if not apps.is_installed(LEDGER):
-        return
-    from dcl_processor.ledger import state  # has models
-
-    try:
-        with _in_time():
-            sentence = state(report.name).sentence
-    except Error:
-        return  # the report has the fact
-    if sentence:
-        output.line(f"{report.name}: {printable(sentence)}")
 
 
 def refuse_without_ledger() -> None:

@@ -20,7 +20,7 @@ from dcl_processor.candidates import pending_index
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import escaped, printable
 
-from .choosing import NOT_FOUND_OUT, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, add_time_limit, choose
 from .output import Output
 
 if TYPE_CHECKING:
@@ -112,12 +112,6 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="Processors to examine; all by default."
     )
-    parser.add_argument(
-        "--fail-level",
-        choices=("warning", "problem"),
-        default="warning",
-        help="The least finding that the exit code 1 stands for; a warning by default.",
-    )
     add_time_limit(parser)
 
 
@@ -134,8 +128,7 @@ def _examine(output: Output, options: dict[str, Any]) -> None:
     # A name in the database may be chosen by any of its roles, and must not forge a line.
     output.answer([each.as_dict() for each in found], (printable(str(each)) for each in found))
     levels = [each.level for each in found]
-    bad = {Level.PROBLEM, Level.WARNING} if options["fail_level"] == "warning" else {Level.PROBLEM}
-    if number := sum(level in bad for level in levels):
+    if number := sum(level in (Level.PROBLEM, Level.WARNING) for level in levels):
         raise CommandError(f"{number} of {len(found)} findings need attention.", returncode=1)
     if left_out or Level.UNKNOWN in levels:
         raise CommandError("not everything could be found out.", returncode=NOT_FOUND_OUT)

@@ -22,7 +22,7 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
 from dcl_processor.processes.visible import Notifier
 
-from .choosing import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
 from .output import Output
 from .status import joined, unknown
 

@@ -21,7 +21,7 @@ from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
 from dcl_processor.masking import shown_traceback
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.visible import logs_to_stderr
+from dcl_processor.processes.visible import logs_to_stderr, operations
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report
 from dcl_processor.signals import OnRow
@@ -184,18 +184,9 @@ class Output:
         except (OSError, ValueError) as error:  # a disk that is full, a reader that has gone
             if stream not in self.lost:
                 self.lost.append(stream)
-                self._say_lost(stream, error)
-
-    def _say_lost(self, stream: OutputWrapper, error: Exception) -> None:
-        name, other = (
-            ("stdout", self._stderr) if stream is self._stdout else ("stderr", self._stdout)
-        )
-        sentence = f"{name} cannot be written to, but the run continues: {describe(error)}"
-        if other is self._stdout and self.as_json:
-            sentence = json.dumps({"ok": False, "error": sentence})
-        with suppress(OSError, ValueError):
-            other.write(sentence)
-            other.flush()
+                name = "stdout" if stream is self._stdout else "stderr"
+                said = "%s cannot be written to, but the command continues: %s"
+                operations.warning(said, name, describe(error))
 
     def _write_traceback(self, text: str) -> None:
         for line in shown_traceback(text).splitlines():
@@ -204,11 +195,6 @@ class Output:
     def answer(self, document: Any, lines: Iterable[str]) -> None:
         """Write the answer to a question, whatever the verbosity: as JSON, or else as lines."""
         self.lines([json.dumps(document)] if self.as_json else lines)
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a person reads stdout or stderr at once."""
-        return self._terminal and self._verbosity > 0
 
     def line(self, text: str) -> None:
         """Write a line of an answer to stdout."""

@@ -1,23 +1,83 @@
-"""``processors show``: why one row is handled, or not."""
+"""``processors list``: every processor in one line; ``show``: why a row is handled, or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from dcl_processor import registry
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
+from dcl_processor.processor import BatchProcessor
 
 from . import wording
-from .choosing import NOT_FOUND_OUT, add_time_limit, choose, keys
+from .command_line import NOT_FOUND_OUT, add_time_limit, choose, keys
 from .output import Output
+from .status import joined, unknown
 
 if TYPE_CHECKING:
     from dcl_processor.insights.row import Row
+    from dcl_processor.insights.status import Status
 
-HELP = "Show why a row is handled, or not: its condition, its columns, and who has locked it."
+#: Seconds that each question may take.
+LIST_TIMEOUT = 1.0
+
+#: The states of a processor that has rows in these conditions.
+STATES = {"in_doubt": "in doubt", "given_up": "given up", "in_progress": "in progress"}
+
+
+def _add_limit(parser: CommandParser) -> None:
+    """Add the action's own options."""
+    add_time_limit(parser, default=LIST_TIMEOUT)
+
+
+def _list(output: Output, options: dict[str, Any]) -> None:
+    """Show every processor, and why the rows of some could not be counted."""
+    from dcl_processor.insights.status import status  # not for other actions
+
+    down: dict[str, str] = {}
+    using, seconds = options["using"], options["timeout"]
+    # "paused" without a query if there is no ledger.
+    wanted = ("pending", "oldest", "paused", *STATES)
+    found = [
+        (each, status(each, using=using, seconds=seconds, down=down, only=wanted))
+        for each in choose([], run_all=True)
+    ]
+    known = [each for _, each in found]
+    output.answer([{**each.as_dict(), "state": states(each)} for each in known], _list_lines(found))
+    left_out = registry.broken()
+    output.left_out(left_out)
+    if not_known := unknown(known, left_out):
+        raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
+
+
+def states(found: Status) -> list[str]:
+    """Return the processor's states; "?" if one could not be found out."""
+    there = ["paused"] if found.answers["paused"].value else []
+    there += [words for name, words in STATES.items() if found.answers[name].value]
+    if any(each.how == "unknown" for each in found.answers.values()):
+        return [*there, "?"]
+    return there or ["waiting" if found.answers["pending"].value else "idle"]
+
+
+def _list_lines(found: Sequence[tuple[BatchProcessor[Any], Status]]) -> Iterator[str]:
+    width = max((len(processor.name) for processor, _ in found), default=0)
+    rows = [(processor, each, ", ".join(states(each))) for processor, each in found]
+    wide = max(len("state"), *(len(state) for *_, state in rows)) if rows else 0
+    yield f"pending  oldest  {'state':<{wide}}  processor"
+    for processor, each, state in rows:
+        pending = wording.short(each.answers["pending"])
+        age = wording.age(each.answers["oldest"])
+        about = (processor.__doc__ or "").strip().partition("\n")[0]
+        line = f"{pending:>7}  {age:>6}  {state:<{wide}}  {processor.name:<{width}}  {about}"
+        yield line.rstrip()
+
+
+# --- one row
+
 
 #: The exit code if there is no such row.
 NOT_THERE = 1
@@ -34,7 +94,7 @@ PARTS = {
 }
 
 
-def add_arguments(parser: CommandParser) -> None:
+def _add_row(parser: CommandParser) -> None:
     """Add the action's own options."""
     parser.add_argument("name", metavar="NAME", help="A processor.")
     parser.add_argument(
@@ -48,7 +108,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_time_limit(parser)
 
 
-def handle(output: Output, options: dict[str, Any]) -> None:
+def _show(output: Output, options: dict[str, Any]) -> None:
     """Show the row."""
     from dcl_processor.insights import row as insights  # not for other actions
 
@@ -118,3 +178,15 @@ def _holders(label: str, answer: Any) -> Iterator[str]:
             "yes, by a session that the database does not name" if is_locked else "no"
         ]
     return wording.labelled(label, 18, *texts)
+
+
+LIST = SimpleNamespace(
+    HELP="Show each processor with its pending rows, their age, and its state.",
+    add_arguments=_add_limit,
+    handle=_list,
+)
+SHOW = SimpleNamespace(
+    HELP="Show why a row is handled, or not: its condition, its columns, and who has locked it.",
+    add_arguments=_add_row,
+    handle=_show,
+)

@@ -13,7 +13,8 @@ from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
 from . import conditions, wording
-from .choosing import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose, duration
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
+from .conditions import duration
 from .output import Output
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dcl_processor.values import span
 from dcl_processor.watch.notify import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 
-from .choosing import USAGE_ERROR, number_of_seconds
+from .command_line import USAGE_ERROR, number_of_seconds
 from .output import Output
 from .status import tell_of_doubts
 

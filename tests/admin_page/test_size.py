@@ -14,7 +14,7 @@ from dcl_processor.admin_page import panels
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.row import show
 from dcl_processor.insights.status import NUMBERS, status
-from dcl_processor.management import listing
+from dcl_processor.management import showing
 from tests.contract.support import errands as the
 from tests.models import Errand
 
@@ -82,7 +82,7 @@ def test_each_line_of_a_million_rows_comes_in_a_second() -> None:
     asked: dict[str, Callable[[], Any]] = {
         f"status {name}": partial(line, name) for name in NUMBERS
     }
-    asked |= {f"list {name}": partial(line, name, most=0) for name in listing.STATES}
+    asked |= {f"list {name}": partial(line, name, most=0) for name in showing.STATES}
     asked |= {f"show {row.pk}": partial(show, processor, row.pk) for row in (first, last)}
     budget = panels.Budget(panels.PAGE)
     asked["panel"] = lambda: panels.panel(

@@ -21,7 +21,7 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.status import status
 from tests.contract.support.temporary import execute
-from tests.models import Depot, Errand, Parcel, Priced
+from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -136,40 +136,6 @@ def test_the_age_has_an_index_of_its_own() -> None:
             assert index.name in plan, plan
             assert "Sort" not in plan, plan
     assert explanation(processor(Parcel.objects.all)).age_index is None
-
-
-if connection.vendor == "postgresql":
-
-    @pytest.fixture
-    def partitioned() -> Iterator[None]:
-        """Replace the table by one of two partitions, with an index of the pending rows."""
-        table = Priced._meta.db_table
-        execute(f"ALTER TABLE {table} RENAME TO dcl_before")
-        execute(
-            f"CREATE TABLE {table} (LIKE dcl_before INCLUDING DEFAULTS) PARTITION BY RANGE (id)"
-        )
-        try:
-            execute(f"CREATE TABLE dcl_low PARTITION OF {table} FOR VALUES FROM (0) TO (4000)")
-            execute(f"CREATE TABLE dcl_high PARTITION OF {table} FOR VALUES FROM (4000) TO (9999)")
-            yield
-        finally:
-            execute(f"DROP TABLE {table}")
-            execute(f"ALTER TABLE dcl_before RENAME TO {table}")
-
-    def test_the_indexes_of_partitions_serve_the_read(partitioned: None) -> None:
-        rows = (Priced(pk=pk, sent=pk % 100 != 0) for pk in range(1, 9000))
-        Priced.objects.bulk_create(rows)
-        priced = processor(lambda: Priced.objects.filter(sent=False))
-        analyze(Priced)
-        before = explanation(priced)
-        assert before.plan is not None
-        assert before.plan.index is None
-        execute(f"CREATE INDEX ON {Priced._meta.db_table} (id) WHERE NOT sent")
-        analyze(Priced)
-        after = explanation(priced)
-        assert after.plan is not None
-        assert after.plan.index is not None, after.plan.lines
-        assert after.index is None
 
 
 @pytest.fixture

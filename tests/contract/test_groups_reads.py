@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from threading import Event
 from typing import Any
 
@@ -201,20 +200,13 @@ def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -
     assert free_keys(processor, rows[1:]) == [True, True]
 
 
-if connection.vendor == "postgresql":
-
-    @pytest.mark.parametrize("most", [None, 2])
-    def test_a_lock_of_the_key_shows_that_its_places_are_taken(most: int | None) -> None:
-        """A transactional worker leaves no mark."""
-        rows = rows_of(1, 1, 2)
-        processor = grouped("transactional", the.ignore, max_per_group=most)
-        make = partial(grouped, max_per_group=most)
-        with at_work(make, "transactional", filter=the.only(rows[0])):
-            assert free_keys(processor, rows[1:]) == [most is not None, True]
-            if most is None:
-                found = show(processor, rows[1].pk)
-                assert found.reason == f"{IN_THE_WAY}: a session has locked its key"
-        assert free_keys(processor, rows[1:]) == [True, True]
+def test_of_a_group_without_marks_it_is_not_said_that_a_run_would_handle_the_row() -> None:
+    """A transactional worker only locks its key."""
+    row, _ = rows_of(1, 1)
+    found = show(grouped("transactional", the.ignore), row.pk)
+    assert found.reason.startswith(FREE)
+    if connection.vendor == "postgresql":
+        assert found.reason == f"{FREE}, unless a worker has another row of its group"
 
 
 @pytest.mark.parametrize("is_taken_away", [False, True])
@@ -228,11 +220,11 @@ def test_a_lapsed_lease_is_in_the_way_of_no_row(is_taken_away: bool) -> None:
 def test_in_order_a_row_waits_for_those_before_it() -> None:
     rows = rows_of(1, 1, 2)
     processor = in_order("transactional", the.ignore)
-    assert free_keys(processor, rows) == [True, False, True]
+    assert free_keys(processor, rows) == [None, False, None]
     first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first"
     assert show(processor, rows[1].pk).reason == first
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
-    assert free_keys(processor, rows)[1]
+    assert free_keys(processor, rows)[1] is None
     assert show(processor, rows[0].pk).reason.startswith("it is not in pending")
 
 

@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry, batch_processor, operator_actions, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
-from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
@@ -93,7 +92,7 @@ def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCapture
     assert run.requeue(Errand.objects.all()) == 2
     assert the.state(paid)["done"]
     assert the.untouched(doubtful)
-    said = f"requeue() leaves 1 row as it is ({paid.pk}): leased by a worker, claimed less"
+    said = f"requeue() leaves 1 row as it is ({paid.pk}): done, or not waiting yet; force"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=paid.pk)) == 0
     assert run.requeue(Errand.objects.filter(pk=paid.pk), force=True) == 1
@@ -109,7 +108,7 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     assert run.requeue(Errand.objects.all()) == 1
     assert the.state(young)["claimed"]
     assert the.untouched(old)
-    said = f"leaves 1 row as it is ({young.pk}): leased by a worker, claimed less than 60 s ago"
+    said = f"leaves 1 row as it is ({young.pk}): claimed less than 60 s ago"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
 
@@ -164,32 +163,15 @@ def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(ac
     assert not the.state(other)["leased_until"]
 
 
-def test_without_a_time_a_row_with_the_flip_or_the_dead_letter_is_not_claimed() -> None:
+def test_without_a_time_no_column_tells_a_claimed_row_from_a_handled_one() -> None:
     """A settled row keeps the constants of its claim."""
-    claimed = Errand.objects.create(claimed=True)
-    run, kept = processor(claimed_at=None), []
-    for act, flag in ((run.mark_done, "done"), (run.discard, "dead")):
-        kept.append(Errand.objects.create(claimed=True, **{flag: True}))
-        before = [the.state(row) for row in kept]
-        Errand.objects.filter(pk=claimed.pk).update(done=False)
-        assert act(Errand.objects.all()) == 1
-        assert [the.state(row) for row in kept] == before
-    assert the.state(claimed)["dead"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"done": lambda row, result: {"done": True}},
-        {"claim": {"claimed": True, "result": "me"}, "done": {"claimed": True}},
-    ],
-)
-def test_without_a_time_a_flip_that_tells_nothing_is_refused(options: dict[str, Any]) -> None:
     Errand.objects.create(claimed=True, done=True)
-    run = processor(claimed_at=None, **options)
+    Errand.objects.create(claimed=True)
+    run = processor(claimed_at=None)
     for act in (run.mark_done, run.discard):
         with pytest.raises(InvalidOption, match=f"expected claimed_at=… for {act.__name__}"):
             act(Errand.objects.all(), values={"dead": True})
+    assert run.requeue(Errand.objects.all()) == 0
     assert not Errand.objects.filter(dead=True).exists()
 
 
@@ -248,7 +230,7 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     assert_run(run(), failed=2)
     mine = Errand.objects.filter(pk=row.pk)
     write = to_requeue(run, Errand.objects.all())
-    seen = write.choose()
+    seen = write.choose().rows
     before: dict[str, Any] = {**mine.values().get()}
 
     def put_back_and_fail() -> None:
@@ -274,29 +256,15 @@ def test_no_row_is_tried_after_a_stop_but_the_first_ones(
     rows = [each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1))]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
     monkeypatch.setattr(operator_writes, "WINDOW", size)
-    write.to_free(write.choose(), written, seconds=1, stop_at=0)
+    write.to_free(write.choose().rows, written, seconds=1, stop_at=0)
     assert written == Written(rows[:tried])
     assert Errand.objects.filter(claimed=True).count() == 3 - tried
-
-
-def test_a_row_that_is_locked_at_a_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was tried, and is reported as locked."""
-    first, *others = (each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1)))
-    write, written, waits = to_requeue(processor(), Errand.objects.all()), Written(), list[float]()
-
-    def hold(question: Any, some: Any, tables: Any) -> Any:
-        return [pk for pk in lock_free(question, some, tables) if pk != first]
-
-    monkeypatch.setattr(operator_writes, "lock_free", hold)
-    monkeypatch.setattr("dcl_processor.operator_writes.time.sleep", waits.append)
-    write.to_free(write.choose(), written, seconds=3, stop_at=0)
-    assert (written, waits) == (Written(others, [], [first]), [])
 
 
 def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(2)]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
-    chosen = write.choose()
+    chosen = write.choose().rows
     gone = rows[1].pk
     rows[1].delete()
     write.to_free(chosen, written, seconds=0.3)
@@ -305,7 +273,7 @@ def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> N
 
 def written_beside(write: Write, hold: Any) -> Written:
     """Write while another session holds locks, in a transaction that it does not end."""
-    chosen, written = write.choose(), Written()
+    chosen, written = write.choose().rows, Written()
     with uncommitted(hold):
         write.to_free(chosen, written, seconds=0.3)
     return written
@@ -320,7 +288,7 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
     run = processor(reset={"claimed": False, "code": "new"})
     write = to_requeue(run, run.in_doubt(older_than=60))
     written, before = Written(), time_limits()
-    write.to_free(write.choose(), written, seconds=7)
+    write.to_free(write.choose().rows, written, seconds=7)
     first, *others = (row.pk for row in rows)
     assert (written.written, written.changed, written.locked) == ([first], [], [])
     assert list(written.failed) == others
@@ -463,30 +431,8 @@ if connection.vendor != "sqlite":
         run = processor()
         values = {"done": True, "result": RawSQL(slow, [])}  # noqa: S611  # a constant
         write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
-        write.to_free(write.choose(), written, seconds=0)
+        write.to_free(write.choose().rows, written, seconds=0)
         assert (written.written, written.locked) == ([row.pk], [])
-
-
-def test_a_database_with_one_lock_is_tried_until_the_time_is_used_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not once for each chunk of rows, all of which wait for the same lock."""
-    tries: list[Any] = []
-    monkeypatch.setattr(operator_writes, "WINDOW", 1)
-    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-    run = processor()
-    write = to_mark_done(run, run.in_doubt(older_than=60))
-
-    def locked(_: Any, chosen: Any, some: Any, *__: Any) -> Any:
-        tries.append(some)
-        return some
-
-    monkeypatch.setattr(Write, "_try", locked)
-    written = Written()
-    write.to_free(write.choose(), written, seconds=0)
-    keys = [row.pk for row in rows]
-    assert written.locked == keys
-    assert tries == [[pk] for pk in (keys if HAS_ROW_LOCKS else keys[:1])]
 
 
 def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:

@@ -14,7 +14,8 @@ from django.db import connection
 from django.db.models import Index, Model, Q
 from django.test import override_settings
 
-from dcl_processor.insights import catalog, findings, table_findings
+from dcl_processor.insights import catalog
+from dcl_processor.insights import doctor as insights
 from dcl_processor.insights.answer import Finding, Level
 from tests.edge.manage import Install, Manage, execute, other
 from tests.edge.stuck import another_session
@@ -140,7 +141,7 @@ def levels_of_session(found: Any, pid: int) -> list[str]:
 
 
 def test_an_old_snapshot_is_found(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(insights, "OLD_SNAPSHOT", 0.0)
     with snapshot() as pid:
         assert levels_of_session(doctor(manage), pid) == ["warning"]
     assert levels_of_session(doctor(manage), pid) == []
@@ -150,7 +151,7 @@ def test_a_row_lock_in_an_open_transaction_is_as_bad_as_a_snapshot(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that hangs has no snapshot at READ COMMITTED, and its transaction has an id."""
-    monkeypatch.setattr(findings, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(insights, "OLD_SNAPSHOT", 0.0)
     parcels(1)
     with session() as opened:
         pid = opened.info.backend_pid
@@ -163,7 +164,7 @@ def test_what_a_role_may_not_see_could_not_be_found_out(manage: Manage, role: st
     """The age in transactions can be seen, and the age in seconds cannot."""
     execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
     parcels(10, sent=True)
-    with snapshot(transactions=findings.MANY_TRANSACTIONS):
+    with snapshot(transactions=insights.MANY_TRANSACTIONS):
         found = doctor(manage, DELIVER, "--using", "other")
         assert (found.code, found.level("snapshot")) == (3, "unknown")
         (finding,) = found.found["snapshot"]
@@ -274,7 +275,7 @@ def test_an_error_of_other_code_leaves_the_other_findings(
         yield from ()
         raise RuntimeError("no figures")
 
-    monkeypatch.setattr(table_findings, "autovacuum", broken)
+    monkeypatch.setattr(insights, "autovacuum", broken)
     found = doctor(manage)
     assert found.level("autovacuum") == "unknown"
     assert found.what("autovacuum") == "RuntimeError: no figures"
@@ -331,12 +332,6 @@ def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> N
         assert (done.code, done.out) == (3, "")
         assert "statement timeout" in done.err
         assert done.err.endswith(f"CommandError: {DELIVER} could not be explained.\n")
-
-
-def test_a_warning_may_be_accepted(manage: Manage) -> None:
-    parcels(10, sent=True)
-    assert doctor(manage).code == 1
-    assert doctor(manage, DELIVER, "--fail-level", "problem").code == 0
 
 
 def test_an_unknown_name_is_a_usage_error(manage: Manage) -> None:

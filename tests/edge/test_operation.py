@@ -102,7 +102,7 @@ def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> 
 
 # --- output that cannot be written
 
-LOST = "stdout cannot be written to, but the run continues: "
+LOST = "stdout cannot be written to, but the command continues: "
 
 
 @pytest.mark.parametrize("way", [[], ["--json"], ["--workers", "2"]], ids=" ".join)

@@ -100,8 +100,8 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
         (["in_doubt>1"], 0, ""),
         (["in_doubt>0"], 1, "warehouse.fetch: in_doubt>0, got 1"),
         (["pending >= 3"], 0, ""),
-        (["pending=2"], 1, "warehouse.fetch: pending=2, got 2"),
-        (["in_doubt>1", "due<9"], 1, "warehouse.fetch: due<9, got 2"),
+        (["in_doubt>1", "due>=2"], 1, "warehouse.fetch: due>=2, got 2"),
+        (["due<9"], 2, "expected a condition such as 'in_doubt>0'"),
         (["oldest>15m"], 2, "warehouse.fetch has, got 'oldest>15m': set pending_since=…"),
         (["doubt>0"], 2, "expected a condition such as 'in_doubt>0'"),
         (["in_doubt>few"], 2, "expected in_doubt and a number of rows of up to 18 digits, got"),
@@ -160,16 +160,8 @@ def test_a_bound_above_the_usual_limit_is_counted_to(
         ("locked>3", None),
         ("locked>=3", True),
         ("locked>=4", None),
-        ("locked<3", False),
-        ("locked<4", None),
-        ("locked<=2", False),
-        ("locked<=3", None),
-        ("locked=2", False),
-        ("locked=3", None),
         ("pending>3", True),
         ("pending>=5", None),
-        ("pending<4", False),
-        ("pending=4", None),
     ],
 )
 def test_a_number_that_is_a_part_decides_only_what_it_shows(
@@ -334,7 +326,7 @@ def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
         (
             ["mark-done", "warehouse.fetch", "--pk", "1", "--reason", "x"],
-            "--reason is an option of discard",
+            "expected an argument or option of manage.py processors mark-done, got",
         ),
     ],
 )
@@ -372,31 +364,6 @@ def test_what_was_given_up_is_discarded_put_back_or_marked_as_done(
         f"errands.run: 1 row ({waits.pk}) left: neither pending nor claimed\n",
     )
     assert again.err == "CommandError: 1 row was left as it is.\n"
-
-
-LEASES = """
-from dcl_processor import Delivery, Lease
-from tests.models import Errand
-
-@batch_processor(
-    pending=lambda: Errand.objects.filter(done=False),
-    done={"done": True},
-    reset={"done": False},
-    delivery=Delivery.AT_LEAST_ONCE,
-    lease=Lease(60),
-)
-def run(errand): ...
-"""
-
-
-def test_a_leased_row_is_left_to_its_worker(manage: Manage, install: Install) -> None:
-    install("leases", LEASES)
-    until = timezone.now() + timedelta(minutes=1)
-    row = Errand.objects.create(leased_until=until, done=True)
-    done = manage("requeue", "leases.run", "--pk", str(row.pk), "--yes")
-    assert (done.code, done.out) == (1, f"leases.run: 1 row ({row.pk}) left: leased by a worker\n")
-    row.refresh_from_db()
-    assert (row.done, row.leased_until) == (True, until)
 
 
 # --- run --pk
@@ -456,7 +423,7 @@ def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
             3,
             (
                 "DCL UNKNOWN - argument --fail-if: expected a condition such as 'in_doubt>0' or "
-                "'oldest>15m' with one of pending, due, later, in_progress, in_doubt, given_up, "
+                "'oldest>=15m' with one of pending, due, later, in_progress, in_doubt, given_up, "
                 "locked, lost, oldest, paused, got 'doubt>0'; see manage.py processors status "
                 "--help."
             ),
@@ -513,9 +480,9 @@ def test_the_figures_are_what_the_answers_are() -> None:
     expected = "DCL OK - x | pending=10001 locked=3 oldest=912s paused=0s"
     assert conditions.line(conditions.OK, "x", [found]) == expected
     assert "'it''s.pending'=10001 " in conditions.line(conditions.OK, "x", [found, found])
-    warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending<5", "pending>9"])]
-    fail = [*map(conditions.parse, ["locked=3", "oldest>15m", "paused<=1d"])]
-    figures = "pending=10001;5: locked=3;;@3:3 oldest=912s;@90:;900 paused=0s;;@~:86400"
+    warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending>=5", "pending>9"])]
+    fail = [*map(conditions.parse, ["locked>3", "oldest>15m", "paused>1d"])]
+    figures = "pending=10001;@5: locked=3;;3 oldest=912s;@90:;900 paused=0s;;86400"
     assert conditions.line(conditions.OK, "x", [found], warn, fail) == f"DCL OK - x | {figures}"
 
 

@@ -12,9 +12,7 @@ from django.db.models import Index, Model, Q, QuerySet
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.candidates.pending_index import suggested
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.statements import Asked
 from tests.edge.manage import execute
 from tests.models import Errand, Trailer
 
@@ -72,13 +70,13 @@ def created(indexes: list[Index], model: type[Model]) -> Iterator[None]:
                 editor.remove_index(model, index)
 
 
-def test_the_index_of_a_key_in_the_table_of_a_parent_is_the_parents() -> None:
+def test_a_key_in_the_table_of_a_parent_has_its_index_there() -> None:
     rows = Trailer.objects.filter(inspected=False, axles=2).order_by("axles", "plate")
     by_plate = grouped(lambda: rows, {"group_by": "plate", "done": {"inspected": True}})
-    found = suggested(by_plate, Asked.of(by_plate, None).question)
-    assert found.model._meta.label == "tests.Vehicle"
-    assert found.read is not None
-    assert (found.read.fields, found.read.condition) == (["plate", "id"], None)
+    found = explanation(by_plate)
+    assert found.index is not None
+    assert found.index_model._meta.label == "tests.Vehicle"
+    assert (found.index.fields, found.index.condition) == (["plate", "id"], None)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,21 +19,21 @@ from dcl_processor.management import (
     acting,
     controlling,
     explaining,
-    listing,
     metering,
     showing,
     status,
     watching,
 )
-from dcl_processor.management.choosing import (
+from dcl_processor.management.command_line import (
     NOT_FOUND_OUT,
     USAGE_ERROR,
+    OneSentenceParser,
+    base_options,
     choose,
     keys,
     number_of_seconds,
     whole,
 )
-from dcl_processor.management.command_line import OneSentenceParser
 from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
@@ -46,9 +45,9 @@ from dcl_processor.report import Report
 #: Actions with a module of their own, each of which has ``HELP``, ``add_arguments(parser)`` and
 #: ``handle(output, options)``; an ``Action`` writes to rows, and the others ask.
 MODULES: dict[str, Any] = {
-    "list": listing,
+    "list": showing.LIST,
     "status": status,
-    "show": showing,
+    "show": showing.SHOW,
     "requeue": acting.REQUEUE,
     "mark-done": acting.MARK_DONE,
     "discard": acting.DISCARD,
@@ -61,6 +60,10 @@ MODULES: dict[str, Any] = {
     "doctor": explaining.DOCTOR,
     "metrics": metering.METRICS,
 }
+
+
+#: The options that choose the rows of a run.
+ROWS = ("filter", "using", "limit")
 
 
 class Command(BaseCommand):
@@ -88,7 +91,7 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Return Django's parser, with errors of one sentence."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        own = OneSentenceParser(
+        return OneSentenceParser(
             prog=parser.prog,
             description=parser.description,
             formatter_class=parser.formatter_class,
@@ -96,11 +99,9 @@ class Command(BaseCommand):
             add_help=False,
             called_from_command_line=parser.called_from_command_line,
         )
-        own.actions = self._actions
-        return own
 
     def add_arguments(self, parser: CommandParser) -> None:
-        common, most = _base_options(), pool.MOST_WORKERS
+        common, most = base_options(), pool.MOST_WORKERS
         actions = parser.add_subparsers(
             dest="action", required=True, metavar="ACTION", parser_class=OneSentenceParser
         )
@@ -168,9 +169,7 @@ class Command(BaseCommand):
         }
         for name, module in MODULES.items():
             module.add_arguments(own[name])
-        self._actions = {"run": run, **own}
-        for action in self._actions.values():
-            action.siblings = self._actions
+        for action in (run, *own.values()):
             action.add_argument(
                 "--using",
                 choices=tuple(connections),
@@ -226,7 +225,7 @@ class Command(BaseCommand):
     def _run_chosen(
         self, chosen: Sequence[BatchProcessor[Any]], output: Output, options: dict[str, Any]
     ) -> None:
-        """Run them, or watch them, or show what a run would do."""
+        """Run them, or show what a run would do, or watch them."""
         some = _rows_of(chosen, options)
         broken = registry.broken() if options["all"] else []
         output.left_out(broken)
@@ -235,9 +234,6 @@ class Command(BaseCommand):
             output.broke(name, Trouble(sentence))
             left_out.append(name)
         chosen = [each for each in chosen if each.name not in left_out]
-        if options["dry_run"]:
-            self.dry_run_each(chosen, output, {**options, "filter": some}, left_out)
-            return
         try:
             with (
                 quiet_unless_configured(),
@@ -281,7 +277,17 @@ class Command(BaseCommand):
             if health.stop.is_set():
                 break
             left = None if end is None else max(0.0, end - time.monotonic())
-            outcome, workers = self.run_one(processor, output, health, {**options, "timeout": left})
+            outcome: Report | Trouble
+            workers: Sequence[Report | Trouble] = []
+            try:
+                if options["dry_run"]:
+                    output.dry_run(processor.dry_run(**{name: options[name] for name in ROWS}))
+                    continue
+                rest = {**options, "timeout": left}
+                outcome, workers = self.run_one(processor, output, health, rest)
+            except Exception as error:  # noqa: BLE001  # the next processor is still to be run
+                outcome = Trouble.of(error, processor, options["using"])
+                close_old_connections()
             if isinstance(outcome, Trouble):
                 output.broke(processor.name, outcome)
                 broken.append(processor.name)
@@ -289,7 +295,6 @@ class Command(BaseCommand):
                 continue
             # Of rows that are named, it is said if they are not pending.
             output.report(outcome, workers, always=options["pk"] is not None)
-            controlling.say_why(output, outcome)
             in_doubt += status.tell_of_doubts(processor, output, options["using"])
             failed += _failed(outcome)
             if outcome.error is not None or not all(isinstance(each, Report) for each in workers):
@@ -306,53 +311,23 @@ class Command(BaseCommand):
         options: dict[str, Any],
     ) -> tuple[Report | Trouble, Sequence[Report | Trouble]]:
         """Run a processor; return what became of the run, and of each of several workers."""
-        which = {name: options[name] for name in ("filter", "using", "limit")}
-        several = options["workers"] > 1
-
-        try:
-            with output.watching(processor, health.stop, **which) as on_row:
-                report, workers = pool.run(
-                    processor,
-                    **which,
-                    workers=options["workers"],
-                    timeout=options["timeout"],
-                    concurrency=options["concurrency"],
-                    stop=health.stop,
-                    on_row=on_row,
-                    on_counts=options["on_counts"],
-                    health=health,
-                    may_supervise=self._owns_process,
-                )
-        except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-            trouble = Trouble.of(error, processor, options["using"])
-            close_old_connections()
-            return trouble, []
-        if workers and not several:  # its only worker was lost
+        which = {name: options[name] for name in ROWS}
+        with output.watching(processor, health.stop, **which) as on_row:
+            report, workers = pool.run(
+                processor,
+                **which,
+                workers=options["workers"],
+                timeout=options["timeout"],
+                concurrency=options["concurrency"],
+                stop=health.stop,
+                on_row=on_row,
+                on_counts=options["on_counts"],
+                health=health,
+                may_supervise=self._owns_process,
+            )
+        if workers and options["workers"] == 1:  # its only worker was lost
             return workers[0], []
         return report, workers
-
-    def dry_run_each(
-        self,
-        chosen: Sequence[BatchProcessor[Any]],
-        output: Output,
-        options: dict[str, Any],
-        left_out: Sequence[str],
-    ) -> None:
-        """Show what a run of each processor would do, or why it could not be made."""
-        broken = [*left_out]
-        for processor in chosen:
-            try:
-                found = processor.dry_run(
-                    filter=options["filter"], using=options["using"], limit=options["limit"]
-                )
-            except Exception as error:  # noqa: BLE001  # the others are still to be shown
-                output.broke(processor.name, Trouble.of(error, processor, options["using"]))
-                close_old_connections()
-                broken.append(processor.name)
-            else:
-                output.dry_run(found)
-        if broken or output.lost:
-            raise CommandError(_summary(0, broken, lost=bool(output.lost)))
 
 
 def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> Q | None:
@@ -380,27 +355,3 @@ def _summary(failed: int, broken: Sequence[str], in_doubt: int = 0, *, lost: boo
     runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
     output = ["output could not be written"] if lost else []
     return "; ".join(rows + runs + output) + "."
-
-
-def _base_options() -> OneSentenceParser:
-    """Return Django's own options for the actions, which accept only the options they define.
-
-    No option has a default, so that the same option before the action keeps its value.
-    """
-    options = OneSentenceParser(add_help=False, argument_default=argparse.SUPPRESS)
-    options.add_argument(
-        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks, too."
-    )
-    options.add_argument(
-        "--traceback",
-        action="store_true",
-        # Django's own option would show, for a failed row, a traceback of this command.
-        dest="tracebacks",
-        help="Show the traceback of each failure.",
-    )
-    # Django reads these before it loads the command.
-    options.add_argument("--settings", help=argparse.SUPPRESS)
-    options.add_argument("--pythonpath", help=argparse.SUPPRESS)
-    options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
-    options.add_argument("--force-color", action="store_true", help=argparse.SUPPRESS)
-    return options
