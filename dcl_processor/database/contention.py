@@ -183,6 +183,12 @@ def is_out_of_resources(error: BaseException) -> bool:
     return _errno(cause) in _NO_ROOM or _sqlite_code(cause) in _SQLITE_NO_ROOM
 
 
+def is_stale_plan(error: BaseException) -> bool:
+    """Return whether the driver had prepared the statement before a column got another type."""
+    found = getattr(error.__cause__, "diag", None)
+    return found is not None and found.source_function == "RevalidateCachedQuery"
+
+
 def is_database_error(error: BaseException) -> bool:
     """Return whether the error came from the database; ``InterfaceError`` is a separate class."""
     return isinstance(error, DatabaseError | InterfaceError)

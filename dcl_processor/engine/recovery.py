@@ -17,6 +17,7 @@ from dcl_processor.database.contention import (
     is_contention,
     is_database_error,
     is_out_of_resources,
+    is_stale_plan,
     unwritable,
 )
 from dcl_processor.errors import add_note
@@ -36,7 +37,7 @@ from dcl_processor.settlement.rehearsal import RowRefused
 from . import flips, settling, work
 from .claim import claim, statements
 from .key_claim import take_turn
-from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement, Wanted
+from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement, Statement, Wanted
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -162,6 +163,10 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
 
 def _passes(lane: Lane, batch: Batch, error: Exception) -> bool:
     """Return whether the database may answer a later claim of the same rows otherwise."""
+    if is_stale_plan(error):
+        # Outside a transaction no ROLLBACK has let the driver forget it.
+        lane.session.execute(Statement("DEALLOCATE ALL"))
+        return True
     since = batch.claimed.driver if batch.claimed is not None else lane.driver
     # A rehearsal is to cost no row anything.
     is_rehearsal = batch.claimed is not None and is_out_of_resources(error)

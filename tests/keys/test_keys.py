@@ -212,10 +212,10 @@ class World:
 
         # An exception that is returned counts as one that is raised.
         def handle(row: Errand) -> Any:
-            return handle_all([row])[row.pk]
+            return handle_all([row])[0]
 
         async def handle_async(row: Errand) -> Any:
-            return (await handle_all_async([row]))[row.pk]
+            return (await handle_all_async([row]))[0]
 
         if self.mode == "whole":
             options["process_batch"] = handle_all_async if self.is_async else handle_all
@@ -239,8 +239,8 @@ class World:
             self.calls += begun
             return begun
 
-    def _end(self, calls: list[Call]) -> dict[int, Exception | None]:
-        """Return what becomes of the rows; raise if the call fails as a whole."""
+    def _end(self, calls: list[Call]) -> list[Exception | None]:
+        """Return what becomes of the rows, in their order; raise if the call fails as a whole."""
         end = time.monotonic()
         any_fails = len(calls) > 1 and any(call.outcome == "failed" for call in calls)
         fails = any_fails and self.raises_together
@@ -256,7 +256,7 @@ class World:
             "snoozed": Snooze(delay=delay),
             "discarded": Discard("no"),
         }
-        return {call.row: errors[call.outcome] for call in calls}
+        return [errors[call.outcome] for call in calls]
 
     # --- what others do meanwhile
 
