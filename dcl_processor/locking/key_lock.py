@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.models import CharField, Model, QuerySet, TextField
 
 from dcl_processor.candidates.question import Question, ask
+from dcl_processor.candidates.scan import retrying
 from dcl_processor.definition.groups import Groups, Key, groups_of
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction, Unsupported
 
@@ -70,6 +71,14 @@ def refuse_database(question: Question[Any], label: str, *, related: bool) -> No
         )
 
 
+def _collation(connection: Any, field: Any) -> Any:
+    """Return the type of the column, and whether equal values of it have one spelling."""
+    with connection.cursor() as cursor:
+        table = connection.ops.quote_name(field.model._meta.db_table)
+        cursor.execute(_COLLATION, [table, field.column])
+        return cursor.fetchone()
+
+
 def refuse_collation(question: Question[Any], groups: Groups, label: str) -> None:
     """Raise ``Unsupported`` if equal keys may have several spellings; one query for a text."""
     connection = connections[question.using]
@@ -82,10 +91,8 @@ def refuse_collation(question: Question[Any], groups: Groups, label: str) -> Non
         )
     if connection.vendor != "postgresql" or not is_text:
         return
-    with connection.cursor() as cursor:
-        table = connection.ops.quote_name(groups.field.model._meta.db_table)
-        cursor.execute(_COLLATION, [table, groups.field.column])
-        found = cursor.fetchone()
+    # Read as the candidates are, because a session that ends here has lost no row.
+    found = retrying(lambda: _collation(connection, groups.field), question.using)
     if found is not None and (found[0] not in _TEXTS or not found[1]):
         raise Unsupported(
             f"{label}: expected group_by={groups.column!r} to be a text whose equal values have "
