@@ -206,7 +206,7 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: lines(PACKAGE), 32_334, 12_500),
+        ("lines of the package", lambda: lines(PACKAGE), 32_348, 12_500),
         ("modules of the package", lambda: modules(PACKAGE), 177, 85),
         ("lines of the tests", lambda: lines(TESTS), 51_419, 26_000),
         ("modules that a first processor imports", imported, 90, 40),

@@ -288,7 +288,7 @@ def _locked(
         if table is question.model and len(table._meta.pk_fields) == 1:
             here = parts.keys() & {row[0] for row in rows}
         else:
-            here = rows_with(table, parts, rows)
+            here = rows_with(question, table, parts, rows)
         ours = here if ours is None else ours & here
     return ours or set()
 

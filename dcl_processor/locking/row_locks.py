@@ -47,7 +47,7 @@ def _lock_free_parts(question: Question[Any], table: type[Model], pks: Sequence[
     parts = parts_of(question, table, pks)
     skips = connections[question.using].features.has_select_for_update_skip_locked
     locked = _lock(question, table, parts.values(), skip_locked=skips)
-    held = rows_with(table, parts, locked)
+    held = rows_with(question, table, parts, locked)
     return [pk for pk in pks if pk in held]
 
 
@@ -91,14 +91,28 @@ def parts_of(question: Question[Any], table: type[Model], pks: Sequence[Any]) ->
     return dict(rows.values_list("pk", path_to_parts(question.model)[table]))
 
 
-def rows_with(table: type[Model], parts: Mapping[Any, Any], locked: Sequence[Any]) -> set[Any]:
+def rows_with(
+    question: Question[Any], table: type[Model], parts: Mapping[Any, Any], locked: Sequence[Any]
+) -> set[Any]:
     """Return the rows whose part in one table is locked.
 
     ``parts``: the parts' keys, by the rows' own; ``locked``: the columns of the locked parts' keys.
     """
     number = len(table._meta.pk_fields)
     held = {row[:number] if number > 1 else row[0] for row in locked}
-    return {pk for pk, key in parts.items() if key in held}
+    found = {pk for pk, key in parts.items() if key in held}
+    if table is not question.model and len(found) < len(held):
+        found |= _spelled_otherwise(question, table, held.difference(parts.values()))
+    return found
+
+
+def _spelled_otherwise(
+    question: Question[Any], parent: type[Model], held: Collection[Any]
+) -> set[Any]:
+    """Return the rows with these parts in a parent's table, for a collation that ignores case."""
+    named = QuerySet[Any](question.model, using=question.using)
+    path = path_to_parts(question.model)[parent]
+    return set(named.filter(**{f"{path}__in": held}).values_list("pk", flat=True))
 
 
 def path_to_parts(model: type[Model]) -> dict[type[Model], str]:
