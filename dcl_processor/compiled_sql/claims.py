@@ -86,12 +86,9 @@ class CompiledSelect(Generic[R]):
         keys = KeyPlaceholder(model, using, many=many, column=column)
         self._rows = RowBuilder(ask(keys), using)
         self.build = self._rows.build
-        sql = change(self._rows.sql)
-        self._statement = CompiledStatement(sql, self._rows.params, keys)
-
-    def statement(self, pks: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-        """Return the statement for these rows, and its parameters."""
-        return self._statement.sql, self._statement.params(pks)
+        self.sql = change(self._rows.sql)
+        #: Returns the statement's parameters for given keys.
+        self.params = CompiledStatement(self.sql, self._rows.params, keys).params
 
 
 #: The name of the common table expression.

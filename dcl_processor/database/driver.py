@@ -111,6 +111,35 @@ class Sending:
         return getattr(self._driver, self._name)(*args, **kwargs)
 
 
+class Sent:
+    """Counts what a connection of psycopg 3 sends, for Django or for other code."""
+
+    __slots__ = ("_before", "_send", "count", "driver")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.driver: Any = None
+
+    def follow(self, driver: Any) -> None:
+        """Count from now on what this connection sends."""
+        self.stop()
+        self.driver, self._send, self._before = driver, driver.wait, vars(driver).get("wait")
+        driver.wait = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Send, in the place of the driver's method."""
+        self.count += 1
+        return self._send(*args, **kwargs)
+
+    def stop(self) -> None:
+        """Restore the driver."""
+        driver, self.driver = self.driver, None
+        if driver is not None and vars(driver).get("wait") is self:
+            del driver.wait
+            if self._before is not None:
+                driver.wait = self._before
+
+
 @cache
 def _place(vendor: str, driver: type) -> str | None:
     """Return the method through which a driver sends everything, if it is written in Python."""

@@ -195,7 +195,7 @@ def read_of(
     )
     select: CompiledSelect[Any] | None = question.statements.get((name, many), make)
     if select is not None:
-        return Read(Statement(*select.statement(pks)), select.build)
+        return Read(Statement(select.sql, select.params(pks)), select.build)
     try:
         named = KeyList(pks, column or "pk")
         rows: RowBuilder[Any] = RowBuilder(ask(named), question.using)

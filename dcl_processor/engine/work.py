@@ -33,6 +33,10 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
     rows = batch.claimed.rows
     several = len(rows) > 1
     shared = several or lane.run.notes_failures
+    if lane.session.is_open:
+        if lane.sent.driver is not batch.claimed.driver:
+            lane.sent.follow(batch.claimed.driver)
+        batch.sent_before = lane.sent.count
     with lane.watched:
         if several and lane.processor._handles_batches:
             _handle_together(lane, batch)

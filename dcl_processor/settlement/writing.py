@@ -136,11 +136,15 @@ def _by_table(question: Question[Any], values: Values) -> dict[type[Model], dict
 
 
 def checked_flips(
-    question: Question[Any], writes: Sequence[tuple[Values, Sequence[Any]]], transaction_id: str
+    question: Question[Any],
+    writes: Sequence[tuple[Values, Sequence[Any]]],
+    transaction_id: str,
+    *,
+    may_be_gone: bool,
 ) -> list[tuple[str, Sequence[Any]]] | None:
     """Return statements that write the flips, each of which fails unless it writes its rows.
 
-    ``None``: one flip has no compiled statement.
+    ``may_be_gone``: a handler may have deleted a row. ``None``: one flip has no compiled statement.
     """
     statements: list[tuple[str, Sequence[Any]]] = []
     model, using = question.model, question.using
@@ -150,7 +154,9 @@ def checked_flips(
             continue
         try:
             update = question.writes.to_write(model, using, values, many=len(pks) > 1, fenced=True)
-            statement = None if update is None else update.checked(pks, values, transaction_id)
+            if update is None:
+                return None
+            statement = update.checked(pks, values, transaction_id, may_be_gone=may_be_gone)
         except UNWRITABLE:
             return None  # which the update alone raises again, and explains
         if statement is None:
