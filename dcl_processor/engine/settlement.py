@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,7 +145,7 @@ class Wanted:
 
 def _are_ascending(pks: Sequence[Any]) -> bool:
     # Only numbers are known to have the same order in the database.
-    return all(type(pk) is int for pk in pks) and all(one < next_ for one, next_ in pairwise(pks))
+    return {*map(type, pks)} == {int} and [*pks] == sorted(pks)
 
 
 def spare(question: Question[Any]) -> int:

@@ -101,7 +101,9 @@ class Source:
                 return None
             # Other handlers of this run could not get the candidates that it leaves until its end.
             is_alone = run.concurrency == 1 and run.event_loop is None
-            may_choose = self._among_others and is_alone
+            # A choice takes one message more if the question spans tables: only after a miss then.
+            has_missed = self._since_miss == 0 or self.question.own_table
+            may_choose = self._among_others and is_alone and has_missed
             more = spare(self.question) if may_choose and waiting is self._waiting else 0
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
