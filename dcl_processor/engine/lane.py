@@ -223,7 +223,7 @@ class Lane:
             if self._counts:
                 read_attempts(self.processor, batch.question, rows)
             if self.run.rehearsal is None:
-                self.run.verify(batch.question, rows[0])
+                self.run.verify(rows[0])
         if observers.active and rows:
             batch.claimed_at = time.monotonic()
             ages = pending_ages(self._since, rows) if self._since else ()

@@ -115,12 +115,11 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
 
 def _mark_claimed(lane: Lane, batch: Batch, mark: Mark, claimed: Claimed) -> None:
     """Mark the rows that are locked in the open transaction, and commit."""
-    question = batch.question
     batch.claimed = claimed
     lane.source.note_claim(batch)
     rows = claimed.rows
     if rows:
-        lane.run.verify(question, rows[0])
+        lane.run.verify(rows[0])
         _write(lane, batch, mark)
         _check_marked(lane, batch, mark)
     _commit(lane, batch, mark)

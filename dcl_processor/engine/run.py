@@ -376,11 +376,11 @@ class Run:
         if rehearsal.has_policies and self.shared is None:
             self.share()
 
-    def verify(self, question: Question[Any], held: Held) -> None:
+    def verify(self, held: Held) -> None:
         """Try the flips on the run's first row, before the first handler of any lane."""
         with self._verifying:
             if self.rehearsal is None:
-                found = rehearse(self.processor, question, held.row, held.pk)
+                found = rehearse(self.processor, self.source.question, held.row, held.pk)
                 self.trust(found)
                 # Where handlers follow, which a hand-out has not.
                 own = connections[self.using]
