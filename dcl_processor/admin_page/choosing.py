@@ -73,7 +73,8 @@ def choose(
         elif wanted.state == "in_doubt":
             found = processor.in_doubt(older_than=default_age(processor)).using(question.using)
         else:
-            found = rows.given_up_for(processor, question, wanted.kind)
+            found = rows.in_state("given_up", processor, question)
+            found = rows.of_kind(processor, found, wanted.kind)
         first = [*dict.fromkeys(found.order_by("pk").values_list("pk", flat=True)[: MOST + 1])]
         some = found.filter(pk__in=first)
         choice = plan.act.write(processor, some, options(values)).choose(most_left=0)

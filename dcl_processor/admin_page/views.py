@@ -44,9 +44,9 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     found, trouble = _processors()
     names = [*found][:MOST]
     before = panels.parse(request.GET.get("seen", ""), names)
-    budget, down, now = panels.Budget(panels.PAGE), dict[str, str](), time.time()
+    end, down, now = time.monotonic() + panels.PAGE, dict[str, str](), time.time()
     shown_ = [
-        panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, budget=budget, down=down)
+        panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, end=end, down=down)
         for at, each in enumerate(map(found.__getitem__, names))
     ]
     if len(found) > MOST:
@@ -79,13 +79,13 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
     processor = _processor(object_id)
     name = processor.name
     before = panels.parse(request.GET.get("seen", ""), [name]).get(name, ())
-    budget, down = panels.Budget(panels.PAGE), dict[str, str]()
-    panel = panels.panel("p0", processor, before, now=time.time(), budget=budget, down=down)
+    end, down = time.monotonic() + panels.PAGE, dict[str, str]()
+    panel = panels.panel("p0", processor, before, now=time.time(), end=end, down=down)
     controls = ledger.controls([processor])
     context = {
         "title": name,
         "each": {"panel": panel, "control": controls.get(name)},
-        "details": panels.details(processor, budget, down),
+        "details": panels.details(processor, end, down),
         "chart": chart(panel.pace.points),
         "recent": audit.recent(name, RECENT),
         "refresh": _refresh([panel], panels.MANY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -12,13 +13,18 @@ from typing import Any, Generic, TypeVar
 from django.db import connections
 from django.utils import timezone
 
+from dcl_processor import steady as time
 from dcl_processor.database.connection import is_connected
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
+from dcl_processor.operator_states import NotRecordedError
 from dcl_processor.processor import BatchProcessor
 
 T = TypeVar("T")
+
+#: The shortest time, in seconds, for which a question is asked at all.
+SHORTEST = 0.02
 
 
 class How(StrEnum):
@@ -99,16 +105,22 @@ def document_of(value: Any) -> Any:
 class Asker:
     """Asks about one processor: each question in a transaction, and with a time limit, of its own.
 
-    ``seconds``: the limit. A database that cannot be reached is not tried again; ``down``: such
-    databases, with the reasons, which the askers of one command may share.
+    ``seconds``: the limit. ``end``: when ``time.monotonic()`` is there, nothing more is asked.
+    A database that cannot be reached is not tried again; ``down``: such databases, with the
+    reasons, which the askers of one command may share.
     """
 
     def __init__(
-        self, processor: BatchProcessor[Any], seconds: float, down: dict[str, str] | None = None
+        self,
+        processor: BatchProcessor[Any],
+        seconds: float,
+        down: dict[str, str] | None = None,
+        end: float = math.inf,
     ) -> None:
         self._processor = processor
         self._seconds = seconds
         self._down = {} if down is None else down
+        self._end = end
 
     def ask(
         self,
@@ -121,29 +133,37 @@ class Asker:
         ``estimate``: asked in the same way if the answer takes too long; without a value, the
         answer is unknown.
         """
+        left = self._end - time.monotonic()
+        if left < SHORTEST:
+            return Answer.unknown("not asked, because the time of the page was used up")
+        seconds = min(self._seconds, left)
+        answer, is_late = self._answer(using, read, seconds)
+        if not is_late or estimate is None:
+            return answer
+        expected, _ = self._answer(using, estimate, seconds)
+        return answer if expected.value is None else replace(expected, why=answer.why)
+
+    def _answer(
+        self, using: str, read: Callable[[], Answer[T]], seconds: float
+    ) -> tuple[Answer[T], bool]:
+        """Return the answer, and whether it took too long."""
         if using in self._down:
-            return Answer.unknown(self._down[using])
+            return Answer.unknown(self._down[using]), False
         try:
             is_connected(using)
             connections[using].ensure_connection()
         except Exception as error:  # noqa: BLE001  # the reason is the answer
             self._down[using] = explain(error, self._processor, using)
-            return Answer.unknown(self._down[using])
+            return Answer.unknown(self._down[using]), False
         try:
-            with reading(using, self._seconds):
-                return read()
+            with reading(using, seconds):
+                return read(), False
+        except NotRecordedError as error:
+            return Answer.not_recorded(str(error)), False
         except Exception as error:  # noqa: BLE001  # the other questions can still be answered
-            why = self._reason(error, using)
-            is_late = is_database_error(error) and is_statement_timeout(error)
-        expected = self.ask(using, estimate) if is_late and estimate is not None else None
-        if expected is None or expected.value is None:
-            return Answer.unknown(why)
-        return replace(expected, why=why)
-
-    def _reason(self, error: Exception, using: str) -> str:
-        if is_database_error(error) and is_statement_timeout(error):
-            return f"not within {self._seconds:g} s"
-        return explain(error, self._processor, using)
+            if is_database_error(error) and is_statement_timeout(error):
+                return Answer.unknown(f"not within {seconds:g} s"), True
+            return Answer.unknown(explain(error, self._processor, using)), False
 
 
 # --- what ``doctor`` has found out about one thing

@@ -16,7 +16,6 @@ from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import catalog, rows
@@ -202,8 +201,7 @@ def held_keys(asked: Asked) -> Iterator[Finding]:
     if processor.group_by is None or at is None or processor.lease is not None:
         return
     groups = groups_of(processor, asked.question.model)
-    found = rows.in_doubt(processor, asked.question, default_age(processor))
-    assert found is not None
+    found = rows.in_state("in_doubt", processor, asked.question)
     oldest = found.filter(**{f"{groups.column}__isnull": False}).order_by(at)
     for pk, key, since in oldest.values_list("pk", groups.column, at)[:1]:
         row = shown(rows.key_text(pk), _LONGEST)

@@ -100,6 +100,11 @@ def show(
         return Row(processor.name, pk, using, reason, {"exists": exists})
     columns = read.value
     of_group, hold = _key_free(asker, processor, question, pk, columns)
+
+    def is_given_up() -> Answer[bool]:
+        found = rows.in_state("given_up", processor, question)
+        return Answer(found.filter(these([pk])).exists())
+
     parts = {
         "exists": Answer(True),
         "pending": asker.ask(using, lambda: Answer(question.still_pending([pk]).exists())),
@@ -108,7 +113,7 @@ def show(
             for name in _conditions(processor, question.model)
         },
         **of_group,
-        "given_up": asker.ask(using, lambda: _is_given_up(processor, question, pk)),
+        "given_up": asker.ask(using, is_given_up),
     }
     now = columns.pop("dcl_now")
     _mask_error(processor, columns)
@@ -193,14 +198,6 @@ def _hold(question: Question[Any], key: Key, pk: Any) -> str:
     if first in {pk, None}:
         return ""
     return f" by row {shown(key_text(first), _LONGEST_KEY)}, which comes first"
-
-
-def _is_given_up(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -> Answer[bool]:
-    try:
-        found = rows.given_up(processor, question)
-    except rows.NotRecordedError as error:
-        return Answer.not_recorded(str(error))
-    return Answer(found is not None and found.filter(these([pk])).exists())
 
 
 def _reason(

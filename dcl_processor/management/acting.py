@@ -201,7 +201,8 @@ class Action:
                 elif (older := options["in_doubt"]) is not None:
                     found = processor.in_doubt(older_than=older).using(question.using)
                 else:
-                    found = rows.given_up_for(processor, question, options["error"])
+                    found = rows.in_state("given_up", processor, question)
+                    found = rows.of_kind(processor, found, options["error"])
                 write = self.write(processor, found, options)
                 choice = write.choose()
         except CommandError:

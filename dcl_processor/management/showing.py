@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: Seconds that each question may take.
 LIST_TIMEOUT = 1.0
 
-#: The states of a processor that has rows in these conditions.
-STATES = {"in_doubt": "in doubt", "given_up": "given up", "in_progress": "in progress"}
+#: The states of rows that a processor's state names.
+STATES = ("in_doubt", "given_up", "in_progress")
 
 
 def _add_limit(parser: CommandParser) -> None:
@@ -57,7 +57,7 @@ def _list(output: Output, options: dict[str, Any]) -> None:
 def states(found: Status) -> list[str]:
     """Return the processor's states; "?" if one could not be found out."""
     there = ["paused"] if found.answers["paused"].value else []
-    there += [words for name, words in STATES.items() if found.answers[name].value]
+    there += [wording.LABELS[name] for name in STATES if found.answers[name].value]
     if any(each.how == "unknown" for each in found.answers.values()):
         return [*there, "?"]
     return there or ["waiting" if found.answers["pending"].value else "idle"]

@@ -245,7 +245,7 @@ def _got(found: Status, name: str) -> str:
     if name == "locked":
         found_ = str(answer.value and answer.value.rows)
         return f"at least {found_}" if answer.how == "more than" else found_
-    return wording.moment(answer) if name in conditions.AGES else wording.number(answer)
+    return wording.answer(answer)
 
 
 def lines(found: Status) -> Iterator[str]:
@@ -253,15 +253,10 @@ def lines(found: Status) -> Iterator[str]:
     yield f"{found.name} ({found.delivery}, database {found.using!r})"
     answers = found.answers
     yield from _paused(found)
-    yield from _line("pending", wording.number(answers["pending"]))
-    yield from _line("due now", wording.number(answers["due"]))
-    yield from _line("due later", wording.number(answers["later"]))
-    yield from _line("oldest pending", wording.moment(answers["oldest"]) or "none")
-    yield from _line("in progress", wording.number(answers["in_progress"]))
-    since = answers["in_doubt_since"]
-    since_when = f", since {wording.moment(since)}" if since.value is not None else ""
-    yield from _line("in doubt", f"{wording.number(answers['in_doubt'])}{since_when}")
-    yield from _line("given up", wording.number(answers["given_up"]))
+    for name, label in wording.LABELS.items():
+        since = answers.get(f"{name}_since")
+        since_when = f", since {wording.moment(since)}" if since and since.value else ""
+        yield from _line(label, f"{wording.answer(answers[name])}{since_when}")
     yield from _line("last errors", *_errors(found))
     yield from _line("locked", *_locked(found))
 

@@ -13,17 +13,33 @@ if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer, Moment
     from dcl_processor.insights.locks import Holder
 
+#: What people call the answers about a processor.
+LABELS = {
+    "pending": "pending",
+    "due": "due now",
+    "later": "due later",
+    "oldest": "oldest pending",
+    "in_progress": "in progress",
+    "in_doubt": "in doubt",
+    "given_up": "given up",
+}
+
 #: Digits of an estimate that are shown.
 _DIGITS = 4
 
 
+def answer(found: Answer[Any]) -> str:
+    """Write a number of rows or a time, or why it is not known."""
+    return moment(found) if hasattr(found.value, "at") else number(found) or "none"
+
+
 def number(answer: Answer[int]) -> str:
-    """Write a number of rows, or why it is not known."""
+    """Write a number of rows, or why it is not known; empty: there is none."""
     if answer.how == "more than":
         return f"more than {answer.value:,}"
     if answer.how == "estimated":
         return f"~{rounded(answer.value or 0):,} (the planner's estimate: {answer.why})"
-    return _missing(answer) or f"{answer.value:,}"
+    return _missing(answer) if answer.value is None else f"{answer.value:,}"
 
 
 def short(answer: Answer[int]) -> str:
