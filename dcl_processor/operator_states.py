@@ -7,13 +7,13 @@ A function returns no rows, without a query, where none can be in the state, and
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 
 from .candidates.question import Question
 from .values import constants_of
@@ -36,6 +36,13 @@ def is_pending(question: Question[Any]) -> Q:
     # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
     # are pending, and does so for each row where they are too many for its memory.
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
+
+
+def flag(condition: Q) -> Case:
+    """Return whether a row meets the condition, as a column of a read."""
+    return Case(
+        When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
+    )
 
 
 def is_timeless(processor: Definition[Any]) -> bool:
@@ -130,20 +137,6 @@ def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q 
 
 
 # --- the rows that an operator chose, each with a short text by which a change of it is noticed
-
-
-def marked_columns(processor: Definition[Any]) -> Iterator[str]:
-    """Yield the columns that each claim and each settlement of a row writes."""
-    # Race: double claim. A row that was put back may have failed since, with as many attempts.
-    noted = processor.retry.on_failure if processor.retry else None
-    for values in (processor.claim, processor.done, processor.failed, noted):
-        yield from values or ()
-    if processor.claimed_at is not None:
-        yield processor.claimed_at
-    if processor.lease is not None:
-        yield processor.lease.field
-    if processor.retry is not None:
-        yield from processor.retry.columns
 
 
 #: Bytes of a digest, which are 8 characters, and what follows if the row was pending.

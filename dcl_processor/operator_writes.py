@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
-from django.db.models import BooleanField, Case, Q, QuerySet, Value, When
+from django.db.models import Q, QuerySet
 
 from dcl_processor import steady as time
 
@@ -21,11 +21,12 @@ from .candidates.question import Question
 from .candidates.scan import WINDOW
 from .database.contention import is_about_rows, is_contention
 from .database.time_limit import lock_timeout
+from .definition.model_columns import named_columns
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
 from .locking.row_locks import lock_free, settlement_transaction, written_parts
 from .masking import shown
-from .operator_states import digest, is_pending, is_same, marked_columns, plain
+from .operator_states import digest, flag, is_pending, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
 
@@ -104,7 +105,8 @@ class Write:
         processor = self.processor
         self.rows = self.rows.using(self.question.using)
         self.values = {**_unclaimed(processor), **self.values}
-        self.columns = tuple(dict.fromkeys(marked_columns(processor)))
+        # Race: double claim. A row that was put back may have failed since, with as many attempts.
+        self.columns = tuple(dict.fromkeys(named_columns(processor)))
         # Race: lost lease that writes. A worker that is at work on the row would settle nothing,
         # and another worker would handle the row at the same time.
         free = processor.lease.free() if processor.lease else Q()
@@ -240,8 +242,8 @@ class Write:
 
     def _read(self, rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
         """Return the read of the keys, the marks and the needs, which is not executed."""
-        added: dict[str, Any] = {_PENDING: _flag(is_pending(self.question))}
-        added |= {f"{_NEED}{at}": _flag(need) for at, (_, need) in enumerate(self.needs)}
+        added: dict[str, Any] = {_PENDING: flag(is_pending(self.question))}
+        added |= {f"{_NEED}{at}": flag(need) for at, (_, need) in enumerate(self.needs)}
         read: QuerySet[Any, Any] = rows.annotate(**added).values_list("pk", *self.columns, *added)
         return read
 
@@ -255,12 +257,6 @@ class Write:
         _, *columns, is_pending = row[: len(row) - len(self.needs)]
         fields = map(self.question.model._meta.get_field, self.columns)
         return digest([*map(plain, fields, columns)], is_pending=is_pending)
-
-
-def _flag(condition: Q) -> Case:
-    return Case(
-        When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
-    )
 
 
 def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.sites import AdminSite
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.query import EmptyQuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
 
@@ -138,7 +139,7 @@ class StateFilter(admin.SimpleListFilter):
 
 def _can_be(state: str, processor: BatchProcessor[Any], question: Question[Any]) -> bool:
     try:
-        return not rows.in_state(state, processor, question).query.is_empty()
+        return not isinstance(rows.in_state(state, processor, question), EmptyQuerySet)
     except rows.NotRecordedError:
         return False
 

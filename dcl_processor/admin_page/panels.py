@@ -13,9 +13,10 @@ from django.db.models import F, Value
 
 from dcl_processor import backlog
 from dcl_processor import steady as time
+from dcl_processor.clock import utc
 from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
-from dcl_processor.insights.answer import Answer, Asker, How, as_utc
+from dcl_processor.insights.answer import Answer, Asker, How
 from dcl_processor.insights.rows import key_text
 from dcl_processor.insights.status import status
 from dcl_processor.management import wording
@@ -206,7 +207,7 @@ def _failures(processor: BatchProcessor[Any], question: Any) -> Answer[Any]:
 def _in_doubt(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[StuckRow, ...]]:
     found = rows.in_state("in_doubt", processor, question)
     read = found.values_list("pk", processor.claimed_at or "pk")[: SHOWN + 1]
-    return _capped([StuckRow(key_text(pk), at=as_utc(at)) for pk, at in read])
+    return _capped([StuckRow(key_text(pk), at=utc(at)) for pk, at in read])
 
 
 def _given_up(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[StuckRow, ...]]:

@@ -16,6 +16,7 @@ from django.urls import reverse
 
 from dcl_processor import registry
 from dcl_processor import steady as time
+from dcl_processor.clock import utc_text
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
@@ -297,5 +298,5 @@ def chart(values: Sequence[panels.Point]) -> Chart | None:
         for at, value in values
     )
     rows = tuple((datetime.fromtimestamp(at, UTC), value) for at, value in values)
-    said = [f"{value:,} at {at:%Y-%m-%d %H:%M:%S}" for at, value in (rows[0], rows[-1])]
-    return Chart(points, most, rows, f"Pending rows: {', '.join(said)} UTC, {most:,} at most.")
+    said = [f"{value:,} at {utc_text(at)}" for at, value in (rows[0], rows[-1])]
+    return Chart(points, most, rows, f"Pending rows: {', '.join(said)}, {most:,} at most.")

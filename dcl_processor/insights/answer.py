@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from django.db import connections
-from django.utils import timezone
 
 from dcl_processor import steady as time
+from dcl_processor.clock import utc
 from dcl_processor.database.connection import is_connected
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import reading
@@ -76,13 +76,7 @@ class Moment:
     @classmethod
     def of(cls, at: datetime, now: datetime) -> Moment:
         """Return the moment of a column's value; ``now``: read with it, from the same database."""
-        return cls(as_utc(at), round((as_utc(now) - as_utc(at)).total_seconds(), 3))
-
-
-def as_utc(at: datetime) -> datetime:
-    """Return the time in UTC; without a zone it is local time of the settings' ``TIME_ZONE``."""
-    aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
-    return aware.astimezone(UTC)
+        return cls(utc(at), round((utc(now) - utc(at)).total_seconds(), 3))
 
 
 def document_of(value: Any) -> Any:
@@ -91,7 +85,7 @@ def document_of(value: Any) -> Any:
         case Moment():
             return value.at.isoformat()
         case datetime():
-            return as_utc(value).isoformat()
+            return utc(value).isoformat()
         case tuple() | list():
             return [document_of(each) for each in value]
         case None | bool() | int() | float() | str():

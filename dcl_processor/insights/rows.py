@@ -10,6 +10,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Substr
+from django.db.models.query import EmptyQuerySet
 
 from dcl_processor.backlog import question_of
 from dcl_processor.candidates.question import Question
@@ -170,7 +171,7 @@ def by_kind(
     processor: BatchProcessor[Any], found: QuerySet[Any, Any], *, most: int
 ) -> Answer[tuple[FailureGroup, ...]]:
     """Return the rows by the class of their last error; ``most``: rows that are read."""
-    if found.query.is_empty():
+    if isinstance(found, EmptyQuerySet):
         return Answer(())
     column = error_column(processor)
     texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT))

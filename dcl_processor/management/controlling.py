@@ -17,6 +17,7 @@ from django.db import Error
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from dcl_processor.clock import utc_text
 from dcl_processor.database.contention import is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import one_line
@@ -196,11 +197,11 @@ def _line(found: Recorded) -> str:
     workers = f", {len(found.workers)} workers" if found.workers else ""
     end = found.stopped if found.state == "finished" else found.state
     if found.state == "lost":
-        end = f"lost: no heartbeat since {wording.time(found.heartbeat_at)}"
+        end = f"lost: no heartbeat since {utc_text(found.heartbeat_at)}"
     error = f"; {printable(found.error)}" if found.error else ""
     nothing = "nothing yet" if found.state == "running" else "nothing"
     return (
-        f"{wording.time(found.started_at)}  {found.processor}  {found.kind} on {found.host} "
+        f"{utc_text(found.started_at)}  {found.processor}  {found.kind} on {found.host} "
         f"({found.pid}{workers}): {', '.join(tried) or nothing}, {found.rate:.1f} rows/s, "
         f"{end}{error}"
     )
@@ -208,7 +209,7 @@ def _line(found: Recorded) -> str:
 
 def _act_line(found: RecordedAction) -> str:
     said = wording.action(found.rows, found.keys, found.values, found.reason, found.error)
-    return f"{wording.time(found.at)}  {found.processor}  {found.action} by {found.by}: {said}"
+    return f"{utc_text(found.at)}  {found.processor}  {found.action} by {found.by}: {said}"
 
 
 def parse_until(text: str) -> datetime | timedelta:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor.clock import utc_text
 from dcl_processor.errors import printable
 from dcl_processor.values import span
 
@@ -64,7 +64,7 @@ def moment(answer: Answer[Moment]) -> str:
         return _missing(answer)
     seconds = answer.value.seconds
     away = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
-    return f"{time(answer.value.at)} ({away})"
+    return f"{utc_text(answer.value.at)} ({away})"
 
 
 def labelled(label: str, width: int, *texts: str) -> Iterator[str]:
@@ -86,11 +86,6 @@ def action(number: int, keys: str, values: str, reason: str, error: str) -> str:
     return f"{rows(number, printable(keys))}{said}"
 
 
-def time(at: datetime) -> str:
-    """Write a time that is in UTC."""
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
-
-
 def holder(holder: Holder) -> str:
     """Write a session that holds a lock."""
     if holder.prepared is not None:
@@ -101,7 +96,7 @@ def holder(holder: Holder) -> str:
         holder.application_name,
         holder.role and f"role {holder.role}",
         holder.client,
-        holder.since and f"since {time(holder.since)}",
+        holder.since and f"since {utc_text(holder.since)}",
         holder.state,
         holder.query,
     ]

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor.admin_page import panels
+from dcl_processor.database.connection import is_connected
 from dcl_processor.insights import answer
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.row import show
@@ -79,7 +80,6 @@ def test_each_line_of_a_million_rows_comes_in_a_second(monkeypatch: pytest.Monke
     )
     found = {name: _seconds(ask) for name, ask in asked.items()}
     begun: list[float] = []
-    is_connected = answer.is_connected
 
     def noted(using: str) -> bool:
         begun.append(time.monotonic())
