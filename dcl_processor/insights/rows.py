@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,27 @@ def in_state(
             return _in_doubt(processor, question, after)
         case _:
             return given_up(processor, question)
+
+
+def chosen(
+    processor: BatchProcessor[Any],
+    question: Question[Any],
+    *,
+    keys: Collection[Any] | None,
+    in_doubt: float | None,
+    kind: str | None,
+) -> QuerySet[Any, Any]:
+    """Return the rows that an operator wants to act on: those with these keys, if there are any.
+
+    Or else those that are in doubt for ``in_doubt`` seconds; without both, those that were given up
+    on after an error of this ``kind``, ``None``: after any.
+    """
+    if keys is not None:
+        return question.table.filter(pk__in=keys)
+    if in_doubt is not None:
+        return processor.in_doubt(older_than=in_doubt).using(question.using)
+    found = in_state("given_up", processor, question)
+    return found if kind is None else _of_kind(processor, found, kind)
 
 
 def waiting(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
@@ -195,12 +217,10 @@ def kind_of(text: str) -> str:
     return printable(masked(text).partition(":")[0])[:LONGEST_KIND]
 
 
-def of_kind(
-    processor: BatchProcessor[Any], found: QuerySet[Any, Any], kind: str | None
+def _of_kind(
+    processor: BatchProcessor[Any], found: QuerySet[Any, Any], kind: str
 ) -> QuerySet[Any, Any]:
-    """Return those of the rows whose last error is of this class; ``None``: of any."""
-    if kind is None:
-        return found
+    """Return those of the rows whose last error is of this class."""
     column = error_column(processor)
     if not kind:
         return found.filter(Q(**{column: ""}) | Q(**{f"{column}__isnull": True}))
