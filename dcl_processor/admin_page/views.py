@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dcl_processor import registry
+from dcl_processor import oversight, registry
 from dcl_processor import steady as time
 from dcl_processor.clock import utc_text
 from dcl_processor.diagnosis import explain
@@ -159,7 +159,7 @@ def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") ->
         return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
-    if not ledger.is_installed() or wanted not in (
+    if not oversight.has_ledger() or wanted not in (
         ledger.CONTROLS if object_id else ledger.FOR_ALL
     ):
         raise Http404("expected a control of an installed ledger")

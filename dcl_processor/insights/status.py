@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.db.models import F, Q, QuerySet
 
-from dcl_processor import backlog
+from dcl_processor import backlog, oversight
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
@@ -42,9 +41,9 @@ NUMBERS = (
     "locked",
 )
 
-#: The app that has further answers: since when a processor is paused, and how many runs have no
+#: Further answers, from the ledger: since when a processor is paused, and how many runs have no
 #: heartbeat and no end.
-LEDGER, OF_LEDGER = "dcl_processor.ledger", ("paused", "lost")
+OF_LEDGER = ("paused", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def status(
     default ``backlog.MOST``. ``down`` and ``end``: as for an ``Asker``.
     """
     wanted = [name for name in NUMBERS if only is None or name in only]
-    of_ledger = OF_LEDGER if only is None and has_ledger() else only or ()
+    of_ledger = OF_LEDGER if only is None and oversight.has_ledger() else only or ()
     kept = _of_ledger(processor, [*filter(OF_LEDGER.__contains__, of_ledger)], seconds, down)
     delivery = str(processor.delivery)
     try:
@@ -187,11 +186,6 @@ class _Subject:
         return replace(answer, how=How.MORE_THAN)
 
 
-def has_ledger() -> bool:
-    """Return whether the app is installed."""
-    return apps.is_installed(LEDGER)
-
-
 def _of_ledger(
     processor: BatchProcessor[Any],
     wanted: Collection[str],
@@ -202,8 +196,8 @@ def _of_ledger(
     none = Status(processor.name, "", None, {})
     if not wanted:
         return none
-    if not has_ledger():
-        unrecorded = Answer[Any].not_recorded(f"add {LEDGER!r} to INSTALLED_APPS")
+    if not oversight.has_ledger():
+        unrecorded = Answer[Any].not_recorded(f"add {oversight.LEDGER!r} to INSTALLED_APPS")
         return replace(none, answers=dict.fromkeys(wanted, unrecorded))
     from dcl_processor.ledger import state  # has models
     from dcl_processor.ledger.models import alias

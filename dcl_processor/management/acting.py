@@ -111,7 +111,7 @@ class Action:
 
     def handle(self, output: Output, options: dict[str, Any]) -> None:
         """Choose rows, show them, ask, and act."""
-        (processor,) = choose([options["name"]], run_all=False, left_out=NOT_FOUND_OUT)
+        (processor,) = choose([options["name"]])
         if options["error"] is not None and not options["given_up"]:
             raise CommandError(
                 "expected --error beside --given-up, got it beside other rows; name the rows by "
@@ -204,8 +204,7 @@ class Action:
             self.write(processor, question.table.none(), **given)
             wanted = None
             if options["pk"] is not None:
-                using, texts = options["using"], options["pk"]
-                wanted = keys(processor, texts, using=using, unknown=NOT_FOUND_OUT)
+                wanted = keys(processor, options["pk"], using=options["using"])
             with reading(question.using, options["timeout"]):
                 found = rows.chosen(
                     processor,

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import registry
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.processor import BatchProcessor
 
 from . import wording
-from .command_line import NOT_FOUND_OUT, add_time_limit, choose, keys
+from .command_line import NOT_FOUND_OUT, add_time_limit, choose, keys, named_or_all
 from .output import Output
 from .status import joined, unknown
 
@@ -38,17 +37,17 @@ def _list(output: Output, options: dict[str, Any]) -> None:
     """Show every processor, and why the rows of some could not be counted."""
     from dcl_processor.insights.status import status  # not for other actions
 
+    chosen, left_out = named_or_all([])
     down: dict[str, str] = {}
     using, seconds = options["using"], options["timeout"]
     # "paused" without a query if there is no ledger.
     wanted = ("pending", "oldest", "paused", *STATES)
     found = [
         (each, status(each, using=using, seconds=seconds, down=down, only=wanted))
-        for each in choose([], run_all=True)
+        for each in chosen
     ]
     known = [each for _, each in found]
     output.answer([{**each.as_dict(), "state": states(each)} for each in known], _list_lines(found))
-    left_out = registry.broken()
     output.left_out(left_out)
     if not_known := unknown(known, left_out):
         raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
@@ -112,8 +111,8 @@ def _show(output: Output, options: dict[str, Any]) -> None:
     """Show the row."""
     from dcl_processor.insights import row as insights  # not for other actions
 
-    (processor,) = choose([options["name"]], run_all=False, left_out=NOT_FOUND_OUT)
-    (pk,) = keys(processor, [options["pk"]], using=options["using"], unknown=NOT_FOUND_OUT)
+    (processor,) = choose([options["name"]])
+    (pk,) = keys(processor, [options["pk"]], using=options["using"])
     try:
         row = insights.show(
             processor,

@@ -13,7 +13,7 @@ from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
 from . import conditions, wording
-from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, add_time_limit, named_or_all
 from .conditions import duration
 from .output import Output
 
@@ -37,7 +37,7 @@ def tell_of_doubts(processor: BatchProcessor[Any], output: Output, using: str | 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the action's own options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    add_names(parser)
     parser.add_argument(
         "--fail-if",
         action="append",
@@ -76,8 +76,8 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     if options["nagios"]:
         _answer_nagios(output, options)
         return
-    found = _ask(options)
-    left_out = _left_out(options)
+    chosen, left_out = named_or_all(options["names"])
+    found = _ask(chosen, options)
     output.left_out(left_out)
     judged = _judge(found, options, left_out)
     shown = [] if _wanted(options) else (line for each in found for line in lines(each))
@@ -93,14 +93,16 @@ def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
     found: list[Status] = []
     try:
         _refuse_beside_nagios(options)
-        found = _ask(options)
-        judged = _judge(found, options, _left_out(options))
+        chosen, left_out = named_or_all(options["names"])
+        found = _ask(chosen, options)
+        judged = _judge(found, options, left_out)
         code, said = judged.state, judged.sentence
     except CommandError as error:
         said = str(error)
     except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
         said = describe(error)
-    output.line(conditions.line(code, said, found, options["warn_if"], options["fail_if"]))
+    limits = options["warn_if"], options["fail_if"]
+    output.lines([conditions.line(code, said, found, *limits)])
     if output.lost:
         code = conditions.UNKNOWN
     if code:
@@ -119,16 +121,11 @@ def _wanted(options: dict[str, Any]) -> list[conditions.Condition]:
     return [*options["fail_if"], *options["warn_if"]]
 
 
-def _left_out(options: dict[str, Any]) -> list[registry.Broken]:
-    return [] if options["names"] else registry.broken()
-
-
-def _ask(options: dict[str, Any]) -> list[Status]:
+def _ask(chosen: Iterable[BatchProcessor[Any]], options: dict[str, Any]) -> list[Status]:
     from dcl_processor import backlog  # as below
     from dcl_processor.insights import status as insights  # not for other actions
 
-    names, wanted = options["names"], _wanted(options)
-    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
+    wanted = _wanted(options)
     down: dict[str, str] = {}
     numbers = (int(each.bound) for each in wanted if each.name in conditions.NUMBERS)
     return [
