@@ -27,9 +27,6 @@ from dcl_processor.processor import BatchProcessor
 
 ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}
 
-#: What the actions are called on buttons.
-LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
-
 #: In the place of a state: the rows whose keys were given.
 ROWS = "rows"
 

@@ -22,7 +22,8 @@ from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import audit
-from .choosing import LABELS, MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
+from .choosing import MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
+from .mixin import LABELS
 
 #: The states whose rows are acted on, or the rows that were selected.
 STATES = ("given_up", "in_doubt", ROWS)

@@ -164,7 +164,7 @@ class Details:
     in_doubt: Answer[tuple[StuckRow, ...]]
     given_up: Answer[tuple[StuckRow, ...]]
     locked: Answer[Any]
-    holders: tuple[str, ...]
+    holders: list[str]
 
 
 def details(processor: BatchProcessor[Any], end: float, down: dict[str, str]) -> Details:
@@ -184,18 +184,7 @@ def details(processor: BatchProcessor[Any], end: float, down: dict[str, str]) ->
         in_doubt=asked(_in_doubt),
         given_up=asked(_given_up),
         locked=locked.answers["locked"],
-        holders=holders(locked.answers["locked"]),
-    )
-
-
-def holders(answer: Answer[Any]) -> tuple[str, ...]:
-    """Return the sessions that have locked rows, in words."""
-    if answer.value is None:
-        return ()
-    return tuple(
-        shown(f"{each.rows:,} by {wording.holder(each)}", LONGEST)
-        for each in answer.value.holders
-        if each.rows
+        holders=[shown(each, LONGEST) for each in wording.locked(locked.answers["locked"])],
     )
 
 

@@ -22,12 +22,13 @@ from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.row import show
 from dcl_processor.insights.rows import key_of, question_of
-from dcl_processor.management.wording import holder
+from dcl_processor.management.wording import PARTS, holder
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
-from .choosing import LABELS, RefusedError, offered
+from .choosing import RefusedError, offered
+from .mixin import LABELS
 
 if TYPE_CHECKING:
     from .admin import ProcessorAdmin
@@ -112,7 +113,7 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
         "row": found,
         "key": text,
         "reason": shown(found.reason, panels.LONGEST),
-        "parts": [(name.replace("_", " "), part) for name, part in found.parts.items()],
+        "parts": [(PARTS[name], part) for name, part in found.parts.items() if name in PARTS],
         "columns": [
             (name, shown(str(value), panels.LONGEST) if value is not None else "")
             for name, value in found.columns.items()

@@ -58,6 +58,13 @@ class Answer(Generic[T]):
     def not_recorded(cls, why: str) -> Answer[T]:
         return cls(None, How.NOT_RECORDED, why)
 
+    @property
+    def missing(self) -> str:
+        """Why there is no value, for people; empty: it is known that there is none, or which."""
+        if self.how is How.UNKNOWN:
+            return f"could not be found out: {self.why}"
+        return f"not recorded: {self.why}" if self.how is How.NOT_RECORDED else ""
+
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
         document: dict[str, Any] = {"value": document_of(self.value), "how": str(self.how)}

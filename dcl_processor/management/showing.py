@@ -81,17 +81,6 @@ def _list_lines(found: Sequence[tuple[BatchProcessor[Any], Status]]) -> Iterator
 #: The exit code if there is no such row.
 NOT_THERE = 1
 
-#: The parts of the question, as they are shown.
-PARTS = {
-    "pending": "in pending",
-    "due": "its time has come",
-    "attempts_left": "attempts left",
-    "lease_free": "not leased",
-    "unclaimed": "not claimed",
-    "key_free": "its group is free",
-    "given_up": "given up",
-}
-
 
 def _add_row(parser: CommandParser) -> None:
     """Add the action's own options."""
@@ -143,21 +132,16 @@ def lines(row: Row) -> Iterator[str]:
     from dcl_processor.insights.rows import key_text  # as above
 
     yield f"{row.name}, row {printable(key_text(row.pk))}: {row.reason}"
-    for name, label in PARTS.items():
+    for name, label in wording.PARTS.items():
         if (part := row.parts.get(name)) is not None:
-            yield f"  {label:<18} {_yes_or_no(part)}"
+            yes_or_no = "yes" if part.value else "no"
+            yield f"  {label:<18} {part.missing or yes_or_no}"
     for name, value in row.columns.items():
         yield f"  {name:<18} {_value(value)}"
     if row.locked is not None:
         yield from _holders("locked", row.locked)
     if row.probed is not None:
         yield from _holders("locked (probe)", row.probed)
-
-
-def _yes_or_no(part: Any) -> str:
-    if part.value is None:
-        return wording.number(part)
-    return "yes" if part.value else "no"
 
 
 def _value(value: Any) -> str:
@@ -169,7 +153,7 @@ def _value(value: Any) -> str:
 def _holders(label: str, answer: Any) -> Iterator[str]:
     found = answer.value
     if found is None:
-        texts = [wording.number(answer)]
+        texts = [answer.missing]
     else:
         is_locked = getattr(found, "is_locked", None)
         texts = [f"by {wording.holder(each)}" for each in found.holders]

@@ -255,14 +255,14 @@ def lines(found: Status) -> Iterator[str]:
         since_when = f", since {wording.moment(since)}" if since and since.value else ""
         yield from _line(label, f"{wording.answer(answers[name])}{since_when}")
     yield from _line("last errors", *_errors(found))
-    yield from _line("locked", *_locked(found))
+    yield from _line("locked", *(wording.locked(answers["locked"]) or ["0"]))
 
 
 def _paused(found: Status) -> Iterator[str]:
     """Yield what keeps rows from starting, if anything does; without the ledger nothing can."""
     answer = found.answers.get("paused")
     if answer is not None and answer.how == "unknown":
-        yield from _line("paused", wording.number(answer))
+        yield from _line("paused", answer.missing)
     elif found.kept_back:
         yield from _line("not running", printable(found.kept_back))
     lost = found.answers.get("lost")
@@ -279,7 +279,7 @@ def _errors(found: Status) -> list[str]:
 
     answer = found.answers["errors"]
     if answer.value is None:
-        return [wording.number(answer)]
+        return [answer.missing]
     texts = [
         f"{group.rows:,} × {printable(group.example)} (row {printable(key_text(group.pk))})"
         for group in answer.value
@@ -287,13 +287,3 @@ def _errors(found: Status) -> list[str]:
     if answer.how == "more than":
         texts.append("and others, which were not read")
     return texts or ["none"]
-
-
-def _locked(found: Status) -> list[str]:
-    answer = found.answers["locked"]
-    if answer.value is None:
-        return [wording.number(answer)]
-    holders = [
-        f"{each.rows:,} by {wording.holder(each)}" for each in answer.value.holders if each.rows
-    ]
-    return holders or ["0"]

@@ -11,7 +11,7 @@ from dcl_processor.values import span
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer, Moment
-    from dcl_processor.insights.locks import Holder
+    from dcl_processor.insights.locks import Holder, Locked
 
 #: What people call the answers about a processor.
 LABELS = {
@@ -21,6 +21,17 @@ LABELS = {
     "oldest": "oldest pending",
     "in_progress": "in progress",
     "in_doubt": "in doubt",
+    "given_up": "given up",
+}
+
+#: The parts of the question why a row is handled, as they are shown.
+PARTS = {
+    "pending": "in pending",
+    "due": "its time has come",
+    "attempts_left": "attempts left",
+    "lease_free": "not leased",
+    "unclaimed": "not claimed",
+    "key_free": "its group is free",
     "given_up": "given up",
 }
 
@@ -39,7 +50,7 @@ def number(answer: Answer[int]) -> str:
         return f"more than {answer.value:,}"
     if answer.how == "estimated":
         return f"~{rounded(answer.value or 0):,} (the planner's estimate: {answer.why})"
-    return _missing(answer) if answer.value is None else f"{answer.value:,}"
+    return answer.missing if answer.value is None else f"{answer.value:,}"
 
 
 def short(answer: Answer[int]) -> str:
@@ -61,7 +72,7 @@ def age(answer: Answer[Moment]) -> str:
 def moment(answer: Answer[Moment]) -> str:
     """Write a time, and how far away it is; empty: there is none."""
     if answer.value is None:
-        return _missing(answer)
+        return answer.missing
     seconds = answer.value.seconds
     away = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
     return f"{utc_text(answer.value.at)} ({away})"
@@ -84,6 +95,13 @@ def action(number: int, keys: str, values: str, reason: str, error: str) -> str:
     details = {"values": values, "reason": reason, "ended by": error}
     said = "".join(f"; {name}: {printable(text)}" for name, text in details.items() if text)
     return f"{rows(number, printable(keys))}{said}"
+
+
+def locked(answer: Answer[Locked]) -> list[str]:
+    """Write how many rows each session holds, or why it is not known; empty: no session does."""
+    if answer.value is None:
+        return [answer.missing]
+    return [f"{each.rows:,} by {holder(each)}" for each in answer.value.holders if each.rows]
 
 
 def holder(holder: Holder) -> str:
@@ -112,9 +130,3 @@ def holder(holder: Holder) -> str:
 def rounded(number: int) -> int:
     """Return an estimate with as many digits as it can be trusted for."""
     return round(number, min(0, _DIGITS - len(str(number))))
-
-
-def _missing(answer: Answer[Any]) -> str:
-    if answer.how == "unknown":
-        return f"could not be found out: {answer.why}"
-    return f"not recorded: {answer.why}" if answer.how == "not recorded" else ""
