@@ -209,36 +209,23 @@ class Write:
         if written < len(pks):
             raise not_written(self.processor.name, pks)
 
-    @property
-    def _claim(self) -> Mapping[str, Any]:
-        """The constants of a claim without a lease: it alone keeps its row out of ``pending``."""
-        return {} if self.processor.lease else constants_of(self.processor.claim or {})
-
     def _refuse_unsettled(self, pks: Sequence[Any]) -> None:
         """Raise for a written row that is pending, or that is claimed and nothing besides."""
-        for pk in self._first(self._pending_of(pks)):
-            raise self._still_pending(pk, "is pending")
-        if not self._claim:
-            return
-        held = self.question.table.filter(pk__in=pks, **self._claim)
-        done = self.processor.done if self.processor._has_fixed_flip else None
-        for settled in filter(None, (done, self.processor.failed)):
+        processor = self.processor
+        # A claim without a lease alone keeps its row out of pending.
+        claim = {} if processor.lease else constants_of(processor.claim or {})
+        held = self.question.table.filter(pk__in=pks if claim else [], **claim)
+        done = processor.done if processor._has_fixed_flip else None
+        for settled in filter(None, (done, processor.failed)):
             held = held.exclude(**constants_of(settled))
-        for pk in self._first(held):
-            raise self._still_pending(pk, "is still claimed")
-
-    def _still_pending(self, pk: Any, state: str) -> StillPending:
-        return StillPending(
-            f"{self.processor.name}: expected {self.method}()'s values to settle each row, got "
-            f"values for {', '.join(self.values)}, with which row {pk} {state}; name the columns "
-            "that take a row out of pending as well."
-        )
-
-    def _pending_of(self, pks: Sequence[Any]) -> QuerySet[Any, Any]:
-        return self.question.still_pending(pks).using(self.question.using)
-
-    def _first(self, rows: QuerySet[Any, Any]) -> list[Any]:
-        return [*rows.order_by().values_list("pk", flat=True)[:1]]
+        pending = self.question.still_pending(pks).using(self.question.using)
+        for found, state in ((pending, "is pending"), (held, "is still claimed")):
+            for pk in found.order_by().values_list("pk", flat=True)[:1]:
+                raise StillPending(
+                    f"{processor.name}: expected {self.method}()'s values to settle each row, got "
+                    f"values for {', '.join(self.values)}, with which row {pk} {state}; name the "
+                    "columns that take a row out of pending as well."
+                )
 
     def _read(self, rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
         """Return the read of the keys, the marks and the needs, which is not executed."""

@@ -65,6 +65,16 @@ class Answer(Generic[T]):
             return f"could not be found out: {self.why}"
         return f"not recorded: {self.why}" if self.how is How.NOT_RECORDED else ""
 
+    @property
+    def least(self) -> float:
+        """The number of rows, or of seconds, that the answer shows at least; 0: there is none."""
+        if isinstance(self.value, Moment):
+            return self.value.seconds
+        number: Any = self.value or 0
+        if hasattr(number, "rows"):  # that are locked, of those that were looked at
+            return float(number.rows)
+        return float(number) + (self.how is How.MORE_THAN)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
         document: dict[str, Any] = {"value": document_of(self.value), "how": str(self.how)}

@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.insights import status as insights
-from dcl_processor.insights.answer import Answer, How, Moment
+from dcl_processor.insights.answer import Answer, How
 from dcl_processor.observers import Observer
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.registry import processors
@@ -138,10 +138,8 @@ def _is_unknown(answer: Answer[Any]) -> bool:
 def _value(answer: Answer[Any]) -> float | None:
     if _is_unknown(answer) or answer.how is How.NOT_RECORDED:
         return None
-    if isinstance(answer.value, Moment):
-        return max(0.0, answer.value.seconds)
-    # An exact answer without a value is a time of no row.
-    return float(answer.value or 0) + (answer.how is How.MORE_THAN)
+    # A time of no row is 0, and so is one to come.
+    return max(0.0, answer.least)
 
 
 _gauges = CollectorRegistry()
