@@ -1,4 +1,4 @@
-"""The views: they check the permission, ask, and show; ``act`` and ``control`` take POST alone."""
+"""The views: they ask, and show; ``admin`` has checked that the user may see, or operate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -42,7 +42,6 @@ MOST = 100
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     """Show all processors."""
-    permissions.require(permissions.may_view(request))
     found, trouble = _processors()
     names = [*found][:MOST]
     before = panels.parse(request.GET.get("seen", ""), names)
@@ -77,7 +76,6 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
 
 def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
-    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     name = processor.name
     before = panels.parse(request.GET.get("seen", ""), [name]).get(name, ())
@@ -99,7 +97,6 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
 
 def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
     """Show why one row is handled, or not, and who holds it."""
-    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     text = unquote(key)
     try:
@@ -128,9 +125,6 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
 
 def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show what an action would do, or do what was confirmed."""
-    permissions.require(permissions.may_operate(request))
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     permissions.require(permissions.may_act(request, processor))
     try:
@@ -155,9 +149,6 @@ def confirmation(
 
 def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
     """Do one of the ledger's controls with a processor, or pause and resume all of them."""
-    permissions.require(permissions.may_operate(request))
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
     if not oversight.has_ledger() or wanted not in (
