@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -109,6 +109,8 @@ def document_of(value: Any) -> Any:
             return value
         case _ if hasattr(value, "as_dict"):
             return value.as_dict()
+        case _ if is_dataclass(value):
+            return {each.name: document_of(getattr(value, each.name)) for each in fields(value)}
         case _:
             return str(value)
 
