@@ -23,6 +23,9 @@ from dcl_processor.processor import BatchProcessor
 
 T = TypeVar("T")
 
+#: Seconds that each question may take.
+TIMEOUT = 5.0
+
 #: The shortest time, in seconds, for which a question is asked at all.
 SHORTEST = 0.02
 

@@ -21,9 +21,8 @@ from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import catalog, rows
-from .answer import Finding, Level, ok, problem, unknown, warning
-from .statements import Asked
-from .status import TIMEOUT
+from .answer import TIMEOUT, Finding, Level, ok, problem, unknown, warning
+from .explanation import Asked
 
 #: What only PostgreSQL has figures for.
 _OF_POSTGRESQL = "snapshot, idle-in-transaction, autovacuum, flag-index"

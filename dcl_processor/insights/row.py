@@ -19,10 +19,9 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import span
 
 from . import rows
-from .answer import Answer, Asker, How, Moment, document_of
+from .answer import TIMEOUT, Answer, Asker, How, Moment, document_of
 from .locks import Locked, Probed, locked, probe
 from .rows import key_text
-from .status import TIMEOUT
 
 #: Rows that hold a key, which are named, and characters of the key of each.
 _MOST_NAMED, _LONGEST_KEY = 3, 80

@@ -18,15 +18,15 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.processor import BatchProcessor
 
 from . import rows
-from .answer import Answer, Asker, How, Moment
+from .answer import TIMEOUT, Answer, Asker, How, Moment
+from .explanation import estimated_rows
 from .locks import Locked, locked
-from .statements import estimated_rows
 
 if TYPE_CHECKING:
     from dcl_processor.ledger import State
 
-#: Seconds that each question may take, and those of one for which a run waits.
-TIMEOUT, SIZE_TIMEOUT = 5.0, 1.0
+#: Seconds that a question may take for which a run waits.
+SIZE_TIMEOUT = 1.0
 
 #: The answers that are numbers of pending rows, and all answers, each by a question of its own.
 PENDING = ("pending", "due", "later")

@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.insights import status as insights
-from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.answer import TIMEOUT, Answer, How
 from dcl_processor.observers import Observer
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.registry import processors
@@ -92,7 +92,7 @@ class Gauges(Collector):
         """Return the metrics; scrapes that come at once wait for one reading."""
         with self._lock:
             if time.monotonic() - self._read_at >= FRESH_FOR:
-                found = read(self._processors(), using=None, seconds=insights.TIMEOUT)
+                found = read(self._processors(), using=None, seconds=TIMEOUT)
                 self._metrics = list(gauges(found))
                 # From the end of the reading, which may take long itself.
                 self._read_at = time.monotonic()
