@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +49,10 @@ def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
     """Return the states of processors by name, that of ``ALL`` first; empty without the ledger."""
     if not oversight.has_ledger() or not processors:
         return {}
+    from dcl_processor.ledger.models import alias  # its tables are models of an app
+
     try:
-        with _in_time():
+        with reading(alias(), READ_WITHIN):
             found = ledger.states([ALL, *processors])
     except Exception as error:  # noqa: BLE001  # the page can show the rest
         why = shown(explain(error, processors[0]), LONGEST)
@@ -88,9 +89,3 @@ def act(
             raise InvalidOption(f"{error}.") from error
     # Only a pause and its end say so: of two at once the second changes nothing.
     return getattr(ledger, wanted)(subject, by=by, **given) is not False
-
-
-def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.models import alias  # its tables are models of an app
-
-    return reading(alias(), READ_WITHIN)
