@@ -23,7 +23,7 @@ from dcl_processor.processor import BatchProcessor
 
 from . import audit
 from .choosing import MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
-from .mixin import LABELS
+from .permissions import LABELS
 
 #: The states whose rows are acted on, or the rows that were selected.
 STATES = ("given_up", "in_doubt", ROWS)

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 else:
     Base = Form = object
 
-#: What the actions are called on buttons.
-LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
-
 #: Characters of an error that are shown.
 LONGEST = 300
 
@@ -174,7 +171,7 @@ class ProcessorAdminMixin(Base):
 
 def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
     """Yield the actions that the processor's options allow, as Django calls them."""
-    labels = {"process": "Process now", **LABELS}
+    labels = {"process": "Process now", **permissions.LABELS}
     for name, label in labels.items():
         if name == "requeue" and processor.reset is None:
             continue

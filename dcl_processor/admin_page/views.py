@@ -28,7 +28,7 @@ from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
 from .choosing import RefusedError, offered
-from .mixin import LABELS
+from .permissions import LABELS
 
 if TYPE_CHECKING:
     from .admin import ProcessorAdmin
