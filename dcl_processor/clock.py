@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.db import connections
 from django.db.models import DateTimeField, DurationField, Func, QuerySet, Value
 from django.db.models.expressions import CombinedExpression
+from django.utils import timezone
 
 # Now() does not always return the value that a DateTimeField keeps. MariaDB and MySQL keep what
 # Django writes, in UTC or with USE_TZ=False in TIME_ZONE's local time, but their Now() follows the
@@ -46,6 +47,23 @@ class DatabaseNow(Func):
         # Django writes a whole second without a fraction, and SQLite compares times as text.
         template = f"REPLACE({now}, '.000000', '')"
         return self.as_sql(compiler, connection, template=template, **context)
+
+
+Time = TypeVar("Time", bound=datetime | None)
+
+
+def utc(at: Time) -> Time:
+    """Return a column's time in UTC; without a zone it is local time of ``TIME_ZONE``."""
+    if at is None:
+        return at
+    zone = timezone.get_default_timezone()
+    aware: Any = timezone.make_aware(at, zone) if at.tzinfo is None else at
+    return aware.astimezone(UTC)  # type: ignore[no-any-return]  # a datetime
+
+
+def utc_text(at: datetime) -> str:
+    """Write a column's time for people."""
+    return f"{utc(at):%Y-%m-%d %H:%M:%S} UTC"
 
 
 class Later(CombinedExpression):

@@ -1,27 +1,25 @@
 """The states in which an operator finds rows, claimed or given up on, and what tells a change.
 
-A function returns ``None`` where no row can be in the state, and raises ``NotRecordedError`` where
-rows may be, but no column shows it.
+A function returns no rows, without a query, where none can be in the state, and raises
+``NotRecordedError`` where rows may be, but no column shows it.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 
 from .candidates.question import Question
 from .values import constants_of
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
-
-Rows = QuerySet[Any, Any] | None
 
 #: Seconds after which a claim that is not settled counts as in doubt, for each row that is claimed
 #: with it: the last one waits for the others.
@@ -38,6 +36,13 @@ def is_pending(question: Question[Any]) -> Q:
     # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
     # are pending, and does so for each row where they are too many for its memory.
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
+
+
+def flag(condition: Q) -> Case:
+    """Return whether a row meets the condition, as a column of a read."""
+    return Case(
+        When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
+    )
 
 
 def is_timeless(processor: Definition[Any]) -> bool:
@@ -74,12 +79,12 @@ def is_given_up(processor: Definition[Any], question: Question[Any]) -> Q:
     try:
         dead = given_up(processor, question)
     except NotRecordedError:
-        dead = None
+        return Q(pk__in=[])
     # By the row's key, as is_pending() does.
-    return Q(pk__in=[]) if dead is None else Q(Exists(dead.order_by().filter(pk=OuterRef("pk"))))
+    return Q(Exists(dead.order_by().filter(pk=OuterRef("pk"))))
 
 
-def given_up(processor: Definition[Any], question: Question[Any]) -> Rows:
+def given_up(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
     """Return the rows that failed for good, or were discarded.
 
     Such a row has the dead letter. Without one it is still pending, and has used up its attempts.
@@ -91,8 +96,6 @@ def given_up(processor: Definition[Any], question: Question[Any]) -> Rows:
         raise NotRecordedError("set failed={…} with a constant that done does not write")
     else:
         found = _used_up(processor, question)
-    if found is None:
-        return None
     if processor.lease is not None:
         return found.filter(processor.lease.free())
     # Without a time, a row that was given up on may still contain the claim's constants.
@@ -100,7 +103,7 @@ def given_up(processor: Definition[Any], question: Question[Any]) -> Rows:
     return found.exclude(claimed(processor)) if has_time else found
 
 
-def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Rows:
+def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
     """Return the rows that contain the constants of ``failed``, and not those of ``done``."""
     failed = constants_of(processor.failed or {})
     error = processor.retry.last_error if processor.retry else None
@@ -118,11 +121,11 @@ def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Ro
     raise NotRecordedError("set a constant in failed=… that done does not write")
 
 
-def _used_up(processor: Definition[Any], question: Question[Any]) -> Rows:
+def _used_up(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
     """Return the pending rows that have no attempts left, and get no dead letter."""
     retry = processor.retry
     if retry is None or retry.max_attempts is None:
-        return None  # each failed row is tried again
+        return question.table.none()  # each failed row is tried again
     left = has_attempts_left(processor, question)
     if left is None:
         raise NotRecordedError("set failed={…}: max_attempts is a function of the row")
@@ -134,20 +137,6 @@ def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q 
 
 
 # --- the rows that an operator chose, each with a short text by which a change of it is noticed
-
-
-def marked_columns(processor: Definition[Any]) -> Iterator[str]:
-    """Yield the columns that each claim and each settlement of a row writes."""
-    # Race: double claim. A row that was put back may have failed since, with as many attempts.
-    noted = processor.retry.on_failure if processor.retry else None
-    for values in (processor.claim, processor.done, processor.failed, noted):
-        yield from values or ()
-    if processor.claimed_at is not None:
-        yield processor.claimed_at
-    if processor.lease is not None:
-        yield processor.lease.field
-    if processor.retry is not None:
-        yield from processor.retry.columns
 
 
 #: Bytes of a digest, which are 8 characters, and what follows if the row was pending.

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
-from django.db.models import BooleanField, Case, Q, QuerySet, Value, When
+from django.db.models import Q, QuerySet
 
 from dcl_processor import steady as time
 
@@ -21,11 +21,12 @@ from .candidates.question import Question
 from .candidates.scan import WINDOW
 from .database.contention import is_about_rows, is_contention
 from .database.time_limit import lock_timeout
+from .definition.model_columns import named_columns
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
 from .locking.row_locks import lock_free, settlement_transaction, written_parts
 from .masking import shown
-from .operator_states import digest, is_pending, is_same, marked_columns, plain
+from .operator_states import digest, flag, is_pending, is_same, plain
 from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
 
@@ -104,7 +105,8 @@ class Write:
         processor = self.processor
         self.rows = self.rows.using(self.question.using)
         self.values = {**_unclaimed(processor), **self.values}
-        self.columns = tuple(dict.fromkeys(marked_columns(processor)))
+        # Race: double claim. A row that was put back may have failed since, with as many attempts.
+        self.columns = tuple(dict.fromkeys(named_columns(processor)))
         # Race: lost lease that writes. A worker that is at work on the row would settle nothing,
         # and another worker would handle the row at the same time.
         free = processor.lease.free() if processor.lease else Q()
@@ -207,41 +209,28 @@ class Write:
         if written < len(pks):
             raise not_written(self.processor.name, pks)
 
-    @property
-    def _claim(self) -> Mapping[str, Any]:
-        """The constants of a claim without a lease: it alone keeps its row out of ``pending``."""
-        return {} if self.processor.lease else constants_of(self.processor.claim or {})
-
     def _refuse_unsettled(self, pks: Sequence[Any]) -> None:
         """Raise for a written row that is pending, or that is claimed and nothing besides."""
-        for pk in self._first(self._pending_of(pks)):
-            raise self._still_pending(pk, "is pending")
-        if not self._claim:
-            return
-        held = self.question.table.filter(pk__in=pks, **self._claim)
-        done = self.processor.done if self.processor._has_fixed_flip else None
-        for settled in filter(None, (done, self.processor.failed)):
+        processor = self.processor
+        # A claim without a lease alone keeps its row out of pending.
+        claim = {} if processor.lease else constants_of(processor.claim or {})
+        held = self.question.table.filter(pk__in=pks if claim else [], **claim)
+        done = processor.done if processor._has_fixed_flip else None
+        for settled in filter(None, (done, processor.failed)):
             held = held.exclude(**constants_of(settled))
-        for pk in self._first(held):
-            raise self._still_pending(pk, "is still claimed")
-
-    def _still_pending(self, pk: Any, state: str) -> StillPending:
-        return StillPending(
-            f"{self.processor.name}: expected {self.method}()'s values to settle each row, got "
-            f"values for {', '.join(self.values)}, with which row {pk} {state}; name the columns "
-            "that take a row out of pending as well."
-        )
-
-    def _pending_of(self, pks: Sequence[Any]) -> QuerySet[Any, Any]:
-        return self.question.still_pending(pks).using(self.question.using)
-
-    def _first(self, rows: QuerySet[Any, Any]) -> list[Any]:
-        return [*rows.order_by().values_list("pk", flat=True)[:1]]
+        pending = self.question.still_pending(pks).using(self.question.using)
+        for found, state in ((pending, "is pending"), (held, "is still claimed")):
+            for pk in found.order_by().values_list("pk", flat=True)[:1]:
+                raise StillPending(
+                    f"{processor.name}: expected {self.method}()'s values to settle each row, got "
+                    f"values for {', '.join(self.values)}, with which row {pk} {state}; name the "
+                    "columns that take a row out of pending as well."
+                )
 
     def _read(self, rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
         """Return the read of the keys, the marks and the needs, which is not executed."""
-        added: dict[str, Any] = {_PENDING: _flag(is_pending(self.question))}
-        added |= {f"{_NEED}{at}": _flag(need) for at, (_, need) in enumerate(self.needs)}
+        added: dict[str, Any] = {_PENDING: flag(is_pending(self.question))}
+        added |= {f"{_NEED}{at}": flag(need) for at, (_, need) in enumerate(self.needs)}
         read: QuerySet[Any, Any] = rows.annotate(**added).values_list("pk", *self.columns, *added)
         return read
 
@@ -255,12 +244,6 @@ class Write:
         _, *columns, is_pending = row[: len(row) - len(self.needs)]
         fields = map(self.question.model._meta.get_field, self.columns)
         return digest([*map(plain, fields, columns)], is_pending=is_pending)
-
-
-def _flag(condition: Q) -> Case:
-    return Case(
-        When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
-    )
 
 
 def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:

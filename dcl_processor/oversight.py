@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
+
 if TYPE_CHECKING:
     from .definition.definition import Definition
 
@@ -52,7 +54,15 @@ class Progress:
     is_last: bool = False
 
 
+#: The app.
+LEDGER = "dcl_processor.ledger"
+
 _find: Callable[[], Oversight | None] | None = None
+
+
+def has_ledger() -> bool:
+    """Return whether the project has the app, which its settings may switch off."""
+    return apps.is_installed(LEDGER)
 
 
 def install(find: Callable[[], Oversight | None] | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.db import transaction
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
 from django.urls import URLPattern, path
 
 from . import permissions
@@ -29,24 +29,29 @@ class ProcessorAdmin(Base):
         """Return the page's addresses, and none of those for rows of a table."""
         one = "<path:object_id>"
         addresses = {
-            "changelist": ("", "index"),
-            "row": (f"{one}/row/<path:key>/", "row"),
-            "act": (f"{one}/act/", "act"),
-            "control": (f"{one}/control/", "control"),
-            "control_all": ("control/", "control"),
+            "changelist": ("", "index", permissions.may_view),
+            "row": (f"{one}/row/<path:key>/", "row", permissions.may_view),
+            "act": (f"{one}/act/", "act", permissions.may_operate),
+            "control": (f"{one}/control/", "control", permissions.may_operate),
+            "control_all": ("control/", "control", permissions.may_operate),
             # The admin's log links to this name.
-            "change": (f"{one}/change/", "detail"),
+            "change": (f"{one}/change/", "detail", permissions.may_view),
         }
         return [
-            path(route, self._view(view), name=f"dcl_admin_processor_{name}")
-            for name, (route, view) in addresses.items()
+            path(route, self._view(view, may), name=f"dcl_admin_processor_{name}")
+            for name, (route, view, may) in addresses.items()
         ]
 
-    def _view(self, name: str) -> Callable[..., HttpResponseBase]:
+    def _view(
+        self, name: str, may: Callable[[HttpRequest], bool]
+    ) -> Callable[..., HttpResponseBase]:
         def view(request: HttpRequest, **named: Any) -> HttpResponseBase:
             # Workers load a project's admin as well, for its system checks, and need no views.
             from . import views
 
+            permissions.require(may(request))
+            if may is permissions.may_operate and request.method != "POST":
+                return HttpResponseNotAllowed(["POST"])
             response: HttpResponseBase = getattr(views, name)(self, request, **named)
             return response
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.sites import AdminSite
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.query import EmptyQuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
 
@@ -18,8 +18,8 @@ from dcl_processor.diagnosis import describe, explain
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_text
+from dcl_processor.management.wording import LABELS
 from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
@@ -101,19 +101,6 @@ def _keys(processor: BatchProcessor[Any], chosen: QuerySet[Any], most: int) -> l
 # --- the filter
 
 
-Find = Callable[[BatchProcessor[Any], Question[Any]], rows.Rows]
-
-#: The states, and how their rows are found.
-STATES: Mapping[str, tuple[str, Find]] = {
-    "pending": ("Pending", lambda _, question: question.queryset),
-    "due": ("Due now", rows.due),
-    "later": ("Due later", rows.later),
-    "in_progress": ("In progress", lambda of, asked: rows.in_progress(of, asked, default_age(of))),
-    "in_doubt": ("In doubt", lambda of, asked: rows.in_doubt(of, asked, default_age(of))),
-    "given_up": ("Given up", rows.given_up),
-}
-
-
 class StateFilter(admin.SimpleListFilter):
     """Narrows a list to the rows that are in a state of a processor."""
 
@@ -126,25 +113,23 @@ class StateFilter(admin.SimpleListFilter):
         except Exception:  # noqa: BLE001  # the page of the processor has the reason
             return []
         return [
-            (name, label)
-            for name, (label, find) in STATES.items()
-            if _found(find, self.processor, question) is not None
+            (name, LABELS[name].capitalize())
+            for name in rows.STATES
+            if _can_be(name, self.processor, question)
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows in the state; none, with a message, if it cannot be found out."""
         wanted = self.value()
-        if wanted is None or wanted not in STATES:
+        if wanted is None or wanted not in rows.STATES:
             return queryset
         try:
             question = rows.question_of(self.processor, queryset.db)
             if not shares_keys(queryset.model, question.model):  # as the system checks report
                 return queryset.none()
-            found = STATES[wanted][1](self.processor, question)
+            found = rows.in_state(wanted, self.processor, question)
         except (rows.NotRecordedError, ProcessorError) as error:
             messages.warning(request, explain(error, self.processor))
-            return queryset.none()
-        if found is None:
             return queryset.none()
         # By the row's key: the state may be a question with joins of its own.
         return queryset.filter(
@@ -152,11 +137,11 @@ class StateFilter(admin.SimpleListFilter):
         )
 
 
-def _found(find: Find, processor: BatchProcessor[Any], question: Question[Any]) -> rows.Rows:
+def _can_be(state: str, processor: BatchProcessor[Any], question: Question[Any]) -> bool:
     try:
-        return find(processor, question)
+        return not isinstance(rows.in_state(state, processor, question), EmptyQuerySet)
     except rows.NotRecordedError:
-        return None
+        return False
 
 
 def state_filter(processor: BatchProcessor[Any]) -> type[StateFilter]:

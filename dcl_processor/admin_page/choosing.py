@@ -5,7 +5,7 @@ The rows are chosen as the command chooses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,6 @@ from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
 ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}
-
-#: What the actions are called on buttons.
-LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
 
 #: In the place of a state: the rows whose keys were given.
 ROWS = "rows"
@@ -64,19 +61,20 @@ def choose(
 
     Nothing is written, and nothing is locked.
     """
-    question, pks = rows.question_of(processor, None), list[Any]()
+    question = rows.question_of(processor, None)
     plan = Plan(processor.name, action, wanted)
     with reading(question.using, BUDGET):
-        if wanted.state == ROWS:
-            pks = list(dict.fromkeys(parsed(processor, keys)))
-            found = question.table.filter(pk__in=pks)
-        elif wanted.state == "in_doubt":
-            found = processor.in_doubt(older_than=default_age(processor)).using(question.using)
-        else:
-            found = rows.given_up_for(processor, question, wanted.kind)
+        pks = list(dict.fromkeys(parsed(processor, keys)))
+        found = rows.chosen(
+            processor,
+            question,
+            keys=pks if wanted.state == ROWS else None,
+            in_doubt=default_age(processor) if wanted.state == "in_doubt" else None,
+            kind=wanted.kind,
+        )
         first = [*dict.fromkeys(found.order_by("pk").values_list("pk", flat=True)[: MOST + 1])]
         some = found.filter(pk__in=first)
-        choice = plan.act.write(processor, some, options(values)).choose(most_left=0)
+        choice = plan.act.write(processor, some, values=values).choose(most_left=0)
     plan.rows = dict([*choice.rows.items()][:MOST])
     plan.left = dict(choice.numbers)
     plan.has_more = len(first) > MOST
@@ -84,11 +82,6 @@ def choose(
         plan.left = {MISSING: len(pks) - len(first), **plan.left}
     plan.total = len(plan.rows)
     return plan
-
-
-def options(values: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
-    """Return the options of the command that does what the page does."""
-    return {"given_up": False, "force": False, "values": values, "reason": reason, "using": None}
 
 
 def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
@@ -211,7 +204,7 @@ class Plan:
         ``written``: gets the keys of the rows whose write is committed, also before an error.
         """
         end, table = time.monotonic() + BUDGET, rows.question_of(processor, None).table
-        write = self.act.write(processor, table.all(), options(values, reason))
+        write = self.act.write(processor, table.all(), values=values, reason=reason)
         done = Written()
         try:
             write.to_free(self.rows, done, seconds=PATIENCE, stop_at=end)
@@ -223,20 +216,13 @@ class Plan:
     def _note(self, done: Written) -> None:
         """Count the rows by what became of them; those that were not tried stay in the plan."""
         self.done += len(done.written)
-        self._forget(done.written)
+        tried = {*done.written}
         for why, pks in done.left().items():
-            self._leave(why, pks)
-
-    def _leave(self, why: str, pks: list[Any]) -> None:
-        known = why in self.left or len(self.left) < MOST_REASONS
-        said = why if known else "other reasons"
-        if pks:
+            known = why in self.left or len(self.left) < MOST_REASONS
+            said = why if known else "other reasons"
             self.left[said] = self.left.get(said, 0) + len(pks)
-        self._forget(pks)
-
-    def _forget(self, pks: Iterable[Any]) -> None:
-        for pk in pks:
-            self.rows.pop(pk, None)
+            tried |= {*pks}
+        self.rows = {pk: digest for pk, digest in self.rows.items() if pk not in tried}
 
 
 NO_PLAN = (

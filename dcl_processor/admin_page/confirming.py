@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import LONGEST_KIND, key_text
+from dcl_processor.management import wording
 from dcl_processor.management.acting import named
 from dcl_processor.management.command_line import typed_values
 from dcl_processor.masking import shown
@@ -21,10 +22,11 @@ from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import audit
-from .choosing import LABELS, MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
+from .choosing import MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
+from .permissions import LABELS
 
-#: What the states are called.
-STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}
+#: The states whose rows are acted on, or the rows that were selected.
+STATES = ("given_up", "in_doubt", ROWS)
 
 #: Characters that a person may type for the row's last error, and for values.
 LONGEST_REASON, LONGEST_VALUES = 200, 10_000
@@ -91,9 +93,9 @@ def _confirmed(
     audit.record_rows(request.user, processor, written, message, total=plan.total)
     if plan.rows or trouble:
         return _form(request, processor, plan, trouble=trouble)
-    messages.success(request, f"{processor.name}: {_rows(plan.done)} {plan.act.did}.")
+    messages.success(request, f"{processor.name}: {wording.rows(plan.done)} {plan.act.did}.")
     for why, number in plan.left.items():
-        messages.warning(request, f"{processor.name}: {_rows(number)} left: {why}.")
+        messages.warning(request, f"{processor.name}: {wording.rows(number)} left: {why}.")
     return None
 
 
@@ -106,10 +108,10 @@ def _form(
         "title": f"{label}: {processor.name}",
         "plan": plan,
         "signed": plan.signed(request.user),
-        "button": f"{label} {_rows(len(plan.rows))}",
+        "button": f"{label} {wording.rows(len(plan.rows))}",
         "what": _said(plan.wanted),
         "some": named([key_text(pk) for pk in plan.rows]) if plan.rows else "",
-        "left": [(_rows(number), why) for why, number in plan.left.items()],
+        "left": [(wording.rows(number), why) for why, number in plan.left.items()],
         "needs_values": offered(processor).get(plan.action, False),
         "takes_values": plan.act.takes_values,
         "takes_reason": plan.act.takes_reason,
@@ -160,11 +162,7 @@ def _reason(typed: Mapping[str, str]) -> str:
 
 
 def _said(wanted: Wanted) -> str:
-    state = STATES[wanted.state]
+    state = wording.LABELS.get(wanted.state, "selected")
     if wanted.kind is None:
         return state
     return f"{state}, {shown(wanted.kind or 'without an error', LONGEST_KIND)}"
-
-
-def _rows(number: int) -> str:
-    return "1 row" if number == 1 else f"{number:,} rows"

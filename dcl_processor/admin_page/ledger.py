@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from django.apps import apps
-
-from dcl_processor import ledger
+from dcl_processor import ledger, oversight
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.management.controlling import parse_until
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
-
-APP = "dcl_processor.ledger"
 
 #: What can be done with a processor, and what it is called on a button.
 CONTROLS: Mapping[str, str] = {
@@ -50,17 +45,14 @@ class Control:
     is_paused: bool = False
 
 
-def is_installed() -> bool:
-    """Return whether the ledger's app is installed."""
-    return apps.is_installed(APP)
-
-
 def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
     """Return the states of processors by name, that of ``ALL`` first; empty without the ledger."""
-    if not is_installed() or not processors:
+    if not oversight.has_ledger() or not processors:
         return {}
+    from dcl_processor.ledger.models import alias  # its tables are models of an app
+
     try:
-        with _in_time():
+        with reading(alias(), READ_WITHIN):
             found = ledger.states([ALL, *processors])
     except Exception as error:  # noqa: BLE001  # the page can show the rest
         why = shown(explain(error, processors[0]), LONGEST)
@@ -97,9 +89,3 @@ def act(
             raise InvalidOption(f"{error}.") from error
     # Only a pause and its end say so: of two at once the second changes nothing.
     return getattr(ledger, wanted)(subject, by=by, **given) is not False
-
-
-def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.models import alias  # its tables are models of an app
-
-    return reading(alias(), READ_WITHIN)

@@ -171,10 +171,10 @@ class ProcessorAdminMixin(Base):
 
 def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
     """Yield the actions that the processor's options allow, as Django calls them."""
-    labels = {"process": "Process now", "mark_done": "Mark as done", "discard": "Discard"}
-    if processor.reset is not None:
-        labels["requeue"] = "Put back"
+    labels = {"process": "Process now", **permissions.LABELS}
     for name, label in labels.items():
+        if name == "requeue" and processor.reset is None:
+            continue
         # Django formats a label.
         described = f"{label}: {processor.name}".replace("%", "%%")
         offered = admin.action(permissions=["operate"], description=described)

@@ -9,39 +9,27 @@ from datetime import datetime
 from typing import Any
 
 from django.core import signing
+from django.db.models import F, Value
 
 from dcl_processor import backlog
 from dcl_processor import steady as time
+from dcl_processor.clock import utc
 from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
-from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
+from dcl_processor.insights.answer import Answer, Asker, How
 from dcl_processor.insights.rows import key_text
 from dcl_processor.insights.status import status
 from dcl_processor.management import wording
+from dcl_processor.management.wording import LABELS
 from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import span
 
 #: Seconds that a panel, and that all panels of one page, may take.
 PANEL, PAGE = 0.9, 6.0
 
-#: The shortest time, in seconds, for which a question is asked at all.
-SHORTEST = 0.02
-
 #: Rows of a list, and characters of an error in it.
 SHOWN, LONGEST = 20, 300
-
-#: The answers of a panel, and what they are called. The first is that of the bar.
-LABELS: Mapping[str, str] = {
-    "pending": "Pending",
-    "due": "Due now",
-    "later": "Due later",
-    "oldest": "Oldest pending",
-    "in_progress": "In progress",
-    "in_doubt": "In doubt",
-    "given_up": "Given up",
-}
 
 #: Those that a person has to look at if they are not 0.
 ALARMS = frozenset({"in_doubt", "given_up"})
@@ -56,23 +44,6 @@ FEW, MANY = 2, 40
 
 #: Seconds over which a rate is computed, and the shortest time that gives one.
 WINDOW, SHORTEST_RATE = 120.0, 0.5
-
-
-class Budget:
-    """Seconds that several questions share."""
-
-    #: Why nothing more is asked.
-    WHY = "not asked, because the time of the page was used up"
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    def part(self, most: float) -> Budget:
-        """Return a budget of what is left, and not more than ``most``."""
-        return Budget(min(most, self.left()))
-
-    def left(self) -> float:
-        return self._end - time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,42 +129,28 @@ def panel(
     before: Sequence[Point],
     *,
     now: float,
-    budget: Budget,
+    end: float,
     down: dict[str, str],
 ) -> Panel:
-    """Return the panel of a processor; ``before``: the counts that were shown earlier."""
-    own, using = budget.part(PANEL), None
-    answers = {}
-    for name in LABELS:
-        answers[name], using = ask(processor, name, own, down)
-    numbers = tuple(number(name, answers[name]) for name in LABELS)
-    return Panel(key, processor, using, numbers, pace(before, now, answers["pending"]))
+    """Return the panel of a processor; ``before``: the counts that were shown earlier.
 
-
-def ask(
-    processor: BatchProcessor[Any], name: str, budget: Budget, down: dict[str, str]
-) -> tuple[Answer[Any], str | None]:
-    """Return one of the answers of a status, and the database; never raises."""
-    left = budget.left()
-    if left < SHORTEST:
-        return Answer.unknown(Budget.WHY), None
-    found = status(processor, seconds=left, only=[name], down=down)
-    return found.answers[name], found.using
+    ``end``: when ``time.monotonic()`` is there, the time of the page is used up.
+    """
+    own = min(end, time.monotonic() + PANEL)
+    found = status(processor, seconds=PANEL, only=LABELS, down=down, end=own)
+    numbers = tuple(number(name, found.answers[name]) for name in LABELS)
+    seen = pace(before, now, found.answers["pending"])
+    return Panel(key, processor, found.using, numbers, seen)
 
 
 def number(name: str, answer: Answer[Any]) -> Number:
     """Return an answer as it is shown."""
-    at, text = None, "none"
-    if isinstance(answer.value, Moment):
-        at, text = answer.value.at, wording.moment(answer)
-    elif answer.value is not None or answer.why:
-        text = shown(wording.number(answer), LONGEST)
     alarms = name in ALARMS
     return Number(
         name,
-        LABELS[name],
-        text,
-        at,
+        LABELS[name].capitalize(),
+        shown(wording.answer(answer), LONGEST),
+        getattr(answer.value, "at", None),
         is_alarm=alarms and bool(answer.value),
         is_unknown=alarms and answer.value is None,
     )
@@ -207,70 +164,46 @@ class Details:
     in_doubt: Answer[tuple[StuckRow, ...]]
     given_up: Answer[tuple[StuckRow, ...]]
     locked: Answer[Any]
-    holders: tuple[str, ...]
+    holders: list[str]
 
 
-def details(processor: BatchProcessor[Any], budget: Budget, down: dict[str, str]) -> Details:
-    """Return the lists of one processor."""
+def details(processor: BatchProcessor[Any], end: float, down: dict[str, str]) -> Details:
+    """Return the lists of one processor; ``end``, ``down``: as for ``panel()``."""
 
     def asked(read: Any) -> Answer[Any]:
-        left = min(budget.left(), PANEL)
-        if left < SHORTEST:
-            return Answer.unknown(Budget.WHY)
         try:
             question = rows.question_of(processor, None)
         except Exception as error:  # noqa: BLE001  # the reason is the answer
             return Answer.unknown(explain(error, processor))
+        asker = Asker(processor, PANEL, down, end)
+        return asker.ask(question.using, lambda: read(processor, question))
 
-        def answered() -> Answer[Any]:
-            try:
-                answer: Answer[Any] = read(question)
-            except rows.NotRecordedError as error:
-                return Answer.not_recorded(str(error))
-            return answer
-
-        return Asker(processor, left, down).ask(question.using, answered)
-
-    locked, _ = ask(processor, "locked", budget.part(PANEL), down)
+    locked = status(processor, seconds=PANEL, only=["locked"], down=down, end=end)
     return Details(
-        asked(lambda question: rows.failures(processor, question, most=backlog.MOST)),
-        asked(lambda question: _in_doubt(processor, question)),
-        asked(lambda question: _given_up(processor, question)),
-        locked,
-        holders(locked),
+        failures=asked(_failures),
+        in_doubt=asked(_in_doubt),
+        given_up=asked(_given_up),
+        locked=locked.answers["locked"],
+        holders=[shown(each, LONGEST) for each in wording.locked(locked.answers["locked"])],
     )
 
 
-def holders(answer: Answer[Any]) -> tuple[str, ...]:
-    """Return the sessions that have locked rows, in words."""
-    if answer.value is None:
-        return ()
-    return tuple(
-        shown(f"{each.rows:,} by {wording.holder(each)}", LONGEST)
-        for each in answer.value.holders
-        if each.rows
-    )
+def _failures(processor: BatchProcessor[Any], question: Any) -> Answer[Any]:
+    found = rows.in_state("given_up", processor, question).order_by("pk")
+    return rows.by_kind(processor, found, most=backlog.MOST)
 
 
 def _in_doubt(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[StuckRow, ...]]:
-    found = rows.in_doubt(processor, question, default_age(processor))
-    if found is None:
-        return Answer(())
-    read = found.values_list("pk", processor.claimed_at or "")[: SHOWN + 1]
-    listed = [StuckRow(key_text(pk), at=as_utc(at)) for pk, at in read]
-    return _capped(listed)
+    found = rows.in_state("in_doubt", processor, question)
+    read = found.values_list("pk", processor.claimed_at or "pk")[: SHOWN + 1]
+    return _capped([StuckRow(key_text(pk), at=utc(at)) for pk, at in read])
 
 
 def _given_up(processor: BatchProcessor[Any], question: Any) -> Answer[tuple[StuckRow, ...]]:
-    found = rows.given_up(processor, question)
-    if found is None:
-        return Answer(())
-    column = rows.error_column(processor)
-    found = found.order_by("pk")
-    if column is None:
-        pks = found.values_list("pk", flat=True)[: SHOWN + 1]
-        return _capped([StuckRow(key_text(pk)) for pk in pks])
-    read = found.values_list("pk", column)[: SHOWN + 1]
+    found = rows.in_state("given_up", processor, question).order_by("pk")
+    column = processor.retry.last_error if processor.retry else None
+    error: Any = Value("") if column is None else F(column)
+    read = found.annotate(dcl_error=error).values_list("pk", "dcl_error")[: SHOWN + 1]
     return _capped([StuckRow(key_text(pk), shown(text or "", LONGEST)) for pk, text in read])
 
 

@@ -1,4 +1,4 @@
-"""Who may see processors, and who may operate them."""
+"""Who may see processors, and who may operate them, and what those may do with rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from dcl_processor.processor import BatchProcessor
 
 VIEW = "dcl_admin.view_processors"
 OPERATE = "dcl_admin.operate_processors"
+
+#: What the actions on rows are called on buttons.
+LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
 
 
 def may_view(request: HttpRequest) -> bool:

@@ -1,4 +1,4 @@
-"""The views: they check the permission, ask, and show; ``act`` and ``control`` take POST alone."""
+"""The views: they ask, and show; ``admin`` has checked that the user may see, or operate."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dcl_processor import registry
+from dcl_processor import oversight, registry
 from dcl_processor import steady as time
+from dcl_processor.clock import utc_text
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.row import show
 from dcl_processor.insights.rows import key_of, question_of
-from dcl_processor.management.wording import holder
+from dcl_processor.management.wording import PARTS, holder
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
-from .choosing import LABELS, RefusedError, offered
+from .choosing import RefusedError, offered
+from .permissions import LABELS
 
 if TYPE_CHECKING:
     from .admin import ProcessorAdmin
@@ -40,13 +42,12 @@ MOST = 100
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     """Show all processors."""
-    permissions.require(permissions.may_view(request))
     found, trouble = _processors()
     names = [*found][:MOST]
     before = panels.parse(request.GET.get("seen", ""), names)
-    budget, down, now = panels.Budget(panels.PAGE), dict[str, str](), time.time()
+    end, down, now = time.monotonic() + panels.PAGE, dict[str, str](), time.time()
     shown_ = [
-        panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, budget=budget, down=down)
+        panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, end=end, down=down)
         for at, each in enumerate(map(found.__getitem__, names))
     ]
     if len(found) > MOST:
@@ -75,17 +76,16 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
 
 def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
-    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     name = processor.name
     before = panels.parse(request.GET.get("seen", ""), [name]).get(name, ())
-    budget, down = panels.Budget(panels.PAGE), dict[str, str]()
-    panel = panels.panel("p0", processor, before, now=time.time(), budget=budget, down=down)
+    end, down = time.monotonic() + panels.PAGE, dict[str, str]()
+    panel = panels.panel("p0", processor, before, now=time.time(), end=end, down=down)
     controls = ledger.controls([processor])
     context = {
         "title": name,
         "each": {"panel": panel, "control": controls.get(name)},
-        "details": panels.details(processor, budget, down),
+        "details": panels.details(processor, end, down),
         "chart": chart(panel.pace.points),
         "recent": audit.recent(name, RECENT),
         "refresh": _refresh([panel], panels.MANY),
@@ -97,7 +97,6 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
 
 def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
     """Show why one row is handled, or not, and who holds it."""
-    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     text = unquote(key)
     try:
@@ -111,7 +110,7 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
         "row": found,
         "key": text,
         "reason": shown(found.reason, panels.LONGEST),
-        "parts": [(name.replace("_", " "), part) for name, part in found.parts.items()],
+        "parts": [(PARTS[name], part) for name, part in found.parts.items() if name in PARTS],
         "columns": [
             (name, shown(str(value), panels.LONGEST) if value is not None else "")
             for name, value in found.columns.items()
@@ -126,9 +125,6 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
 
 def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show what an action would do, or do what was confirmed."""
-    permissions.require(permissions.may_operate(request))
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     permissions.require(permissions.may_act(request, processor))
     try:
@@ -153,12 +149,9 @@ def confirmation(
 
 def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
     """Do one of the ledger's controls with a processor, or pause and resume all of them."""
-    permissions.require(permissions.may_operate(request))
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
-    if not ledger.is_installed() or wanted not in (
+    if not oversight.has_ledger() or wanted not in (
         ledger.CONTROLS if object_id else ledger.FOR_ALL
     ):
         raise Http404("expected a control of an installed ledger")
@@ -297,5 +290,5 @@ def chart(values: Sequence[panels.Point]) -> Chart | None:
         for at, value in values
     )
     rows = tuple((datetime.fromtimestamp(at, UTC), value) for at, value in values)
-    said = [f"{value:,} at {at:%Y-%m-%d %H:%M:%S}" for at, value in (rows[0], rows[-1])]
-    return Chart(points, most, rows, f"Pending rows: {', '.join(said)} UTC, {most:,} at most.")
+    said = [f"{value:,} at {utc_text(at)}" for at, value in (rows[0], rows[-1])]
+    return Chart(points, most, rows, f"Pending rows: {', '.join(said)}, {most:,} at most.")

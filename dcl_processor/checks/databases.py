@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from django.apps import apps
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import connections
@@ -70,12 +69,9 @@ def check(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Iterator[Che
             )
 
 
-LEDGER = "dcl_processor.ledger"
-
-
 def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     """Yield an error for each option that needs the ledger, if there is none, or it is off."""
-    if not apps.is_installed(LEDGER):
+    if not oversight.has_ledger():
         got, hint = "none", "Add the app, and run manage.py migrate"
     elif oversight.installed() is None:
         got, hint = "DCL_PROCESSOR_LEDGER = False", "Remove this setting"
@@ -84,8 +80,8 @@ def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     for option in ("rate", "breaker"):
         if getattr(processor, option) is not None:
             yield checks.Error(
-                f"expected {LEDGER!r} in INSTALLED_APPS, and on, for {option}, which all machines "
-                f"keep together, got {got}; every run is refused.",
+                f"expected {oversight.LEDGER!r} in INSTALLED_APPS, and on, for {option}, which all "
+                f"machines keep together, got {got}; every run is refused.",
                 hint=f"{hint}; or leave {option} out.",
                 obj=processor.name,
                 id="dcl_processor.E018",

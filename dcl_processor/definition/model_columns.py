@@ -45,10 +45,14 @@ def _has_key_of(child: type[Model], parent: type[Model]) -> bool:
 
 def named_columns(processor: Definition[Any]) -> list[str]:
     """Return the names of the columns that claims and settlements write, by the options."""
-    own = (processor.claimed_at, processor.lease.field if processor.lease else None)
+    return [*(name for _, some in written(processor) for name in some), *own_columns(processor)]
+
+
+def own_columns(processor: Definition[Any]) -> list[str]:
+    """Return the names of the columns of the processor's own bookkeeping."""
     noted = processor.retry.columns if processor.retry else ()
-    values = [name for _, some in written(processor) for name in some]
-    return [*values, *filter(None, own), *noted]
+    own = (processor.lease.field if processor.lease else None, processor.claimed_at)
+    return [*noted, *filter(None, own)]
 
 
 def written_columns(processor: Definition[Any], model: type[Model]) -> list[str]:

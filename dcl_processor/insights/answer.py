@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from django.db import connections
-from django.utils import timezone
 
+from dcl_processor import steady as time
+from dcl_processor.clock import utc
 from dcl_processor.database.connection import is_connected
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
+from dcl_processor.operator_states import NotRecordedError
 from dcl_processor.processor import BatchProcessor
 
 T = TypeVar("T")
+
+#: Seconds that each question may take.
+TIMEOUT = 5.0
+
+#: The shortest time, in seconds, for which a question is asked at all.
+SHORTEST = 0.02
 
 
 class How(StrEnum):
@@ -52,6 +61,23 @@ class Answer(Generic[T]):
     def not_recorded(cls, why: str) -> Answer[T]:
         return cls(None, How.NOT_RECORDED, why)
 
+    @property
+    def missing(self) -> str:
+        """Why there is no value, for people; empty: it is known that there is none, or which."""
+        if self.how is How.UNKNOWN:
+            return f"could not be found out: {self.why}"
+        return f"not recorded: {self.why}" if self.how is How.NOT_RECORDED else ""
+
+    @property
+    def least(self) -> float:
+        """The number of rows, or of seconds, that the answer shows at least; 0: there is none."""
+        if isinstance(self.value, Moment):
+            return self.value.seconds
+        number: Any = self.value or 0
+        if hasattr(number, "rows"):  # that are locked, of those that were looked at
+            return float(number.rows)
+        return float(number) + (self.how is How.MORE_THAN)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
         document: dict[str, Any] = {"value": document_of(self.value), "how": str(self.how)}
@@ -70,13 +96,7 @@ class Moment:
     @classmethod
     def of(cls, at: datetime, now: datetime) -> Moment:
         """Return the moment of a column's value; ``now``: read with it, from the same database."""
-        return cls(as_utc(at), round((as_utc(now) - as_utc(at)).total_seconds(), 3))
-
-
-def as_utc(at: datetime) -> datetime:
-    """Return the time in UTC; without a zone it is local time of the settings' ``TIME_ZONE``."""
-    aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
-    return aware.astimezone(UTC)
+        return cls(utc(at), round((utc(now) - utc(at)).total_seconds(), 3))
 
 
 def document_of(value: Any) -> Any:
@@ -85,13 +105,15 @@ def document_of(value: Any) -> Any:
         case Moment():
             return value.at.isoformat()
         case datetime():
-            return as_utc(value).isoformat()
+            return utc(value).isoformat()
         case tuple() | list():
             return [document_of(each) for each in value]
         case None | bool() | int() | float() | str():
             return value
         case _ if hasattr(value, "as_dict"):
             return value.as_dict()
+        case _ if is_dataclass(value):
+            return {each.name: document_of(getattr(value, each.name)) for each in fields(value)}
         case _:
             return str(value)
 
@@ -99,16 +121,22 @@ def document_of(value: Any) -> Any:
 class Asker:
     """Asks about one processor: each question in a transaction, and with a time limit, of its own.
 
-    ``seconds``: the limit. A database that cannot be reached is not tried again; ``down``: such
-    databases, with the reasons, which the askers of one command may share.
+    ``seconds``: the limit. ``end``: when ``time.monotonic()`` is there, nothing more is asked.
+    A database that cannot be reached is not tried again; ``down``: such databases, with the
+    reasons, which the askers of one command may share.
     """
 
     def __init__(
-        self, processor: BatchProcessor[Any], seconds: float, down: dict[str, str] | None = None
+        self,
+        processor: BatchProcessor[Any],
+        seconds: float,
+        down: dict[str, str] | None = None,
+        end: float = math.inf,
     ) -> None:
         self._processor = processor
         self._seconds = seconds
         self._down = {} if down is None else down
+        self._end = end
 
     def ask(
         self,
@@ -121,29 +149,37 @@ class Asker:
         ``estimate``: asked in the same way if the answer takes too long; without a value, the
         answer is unknown.
         """
+        left = self._end - time.monotonic()
+        if left < SHORTEST:
+            return Answer.unknown("not asked, because the time of the page was used up")
+        seconds = min(self._seconds, left)
+        answer, is_late = self._answer(using, read, seconds)
+        if not is_late or estimate is None:
+            return answer
+        expected, _ = self._answer(using, estimate, seconds)
+        return answer if expected.value is None else replace(expected, why=answer.why)
+
+    def _answer(
+        self, using: str, read: Callable[[], Answer[T]], seconds: float
+    ) -> tuple[Answer[T], bool]:
+        """Return the answer, and whether it took too long."""
         if using in self._down:
-            return Answer.unknown(self._down[using])
+            return Answer.unknown(self._down[using]), False
         try:
             is_connected(using)
             connections[using].ensure_connection()
         except Exception as error:  # noqa: BLE001  # the reason is the answer
             self._down[using] = explain(error, self._processor, using)
-            return Answer.unknown(self._down[using])
+            return Answer.unknown(self._down[using]), False
         try:
-            with reading(using, self._seconds):
-                return read()
+            with reading(using, seconds):
+                return read(), False
+        except NotRecordedError as error:
+            return Answer.not_recorded(str(error)), False
         except Exception as error:  # noqa: BLE001  # the other questions can still be answered
-            why = self._reason(error, using)
-            is_late = is_database_error(error) and is_statement_timeout(error)
-        expected = self.ask(using, estimate) if is_late and estimate is not None else None
-        if expected is None or expected.value is None:
-            return Answer.unknown(why)
-        return replace(expected, why=why)
-
-    def _reason(self, error: Exception, using: str) -> str:
-        if is_database_error(error) and is_statement_timeout(error):
-            return f"not within {self._seconds:g} s"
-        return explain(error, self._processor, using)
+            if is_database_error(error) and is_statement_timeout(error):
+                return Answer.unknown(f"not within {seconds:g} s"), True
+            return Answer.unknown(explain(error, self._processor, using)), False
 
 
 # --- what ``doctor`` has found out about one thing

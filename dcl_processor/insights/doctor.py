@@ -10,19 +10,19 @@ from django.db import connections, router
 from django.db.models import Model
 
 from dcl_processor.candidates.pending_index import suggested
+from dcl_processor.clock import utc_text
 from dcl_processor.database.contention import is_database_error
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
+from dcl_processor.definition.model_columns import own_columns
 from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import catalog, rows
-from .answer import Finding, Level, as_utc, ok, problem, unknown, warning
-from .statements import Asked
-from .status import TIMEOUT
+from .answer import TIMEOUT, Finding, Level, ok, problem, unknown, warning
+from .explanation import Asked
 
 #: What only PostgreSQL has figures for.
 _OF_POSTGRESQL = "snapshot, idle-in-transaction, autovacuum, flag-index"
@@ -202,8 +202,7 @@ def held_keys(asked: Asked) -> Iterator[Finding]:
     if processor.group_by is None or at is None or processor.lease is not None:
         return
     groups = groups_of(processor, asked.question.model)
-    found = rows.in_doubt(processor, asked.question, default_age(processor))
-    assert found is not None
+    found = rows.in_state("in_doubt", processor, asked.question)
     oldest = found.filter(**{f"{groups.column}__isnull": False}).order_by(at)
     for pk, key, since in oldest.values_list("pk", groups.column, at)[:1]:
         row = shown(rows.key_text(pk), _LONGEST)
@@ -212,7 +211,7 @@ def held_keys(asked: Asked) -> Iterator[Finding]:
             place = f"one of the {groups.most} places of the key is taken"
         yield problem(
             f"key {shown(str(key), _LONGEST)} is held by row {row}, in doubt since "
-            f"{as_utc(since):%Y-%m-%d %H:%M:%S} UTC",
+            f"{utc_text(since)}",
             f"Until a person decides, {place}",
             f"manage.py processors show {processor.name} {row}, and then requeue or mark-done",
         )
@@ -299,14 +298,7 @@ def needless_indexes(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
 def _written(asked: Asked) -> Iterator[str]:
     """Yield the columns of the model's own table that are written for each row."""
     processor, meta = asked.processor, asked.question.model._meta
-    names = [
-        *(processor.done or ()),
-        *(processor.claim or ()),
-        *([processor.claimed_at] if processor.claimed_at else []),
-        *([processor.lease.field] if processor.lease else []),
-        *(processor.retry.columns if processor.retry else ()),
-    ]
-    for name in names:
+    for name in (*(processor.done or ()), *(processor.claim or ()), *own_columns(processor)):
         field: Any = meta.get_field(name)
         # The index of a foreign key is for deletions of the row that it points to.
         if field in meta.local_concrete_fields and not field.is_relation:

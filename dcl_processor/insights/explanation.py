@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connections
-from django.db.models import Index, Model
+from django.db.models import Index, Model, QuerySet
 
-from dcl_processor.candidates import pending_index
+from dcl_processor.candidates import groups, pending_index, scan
+from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
+from dcl_processor.definition import model_columns
+from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.processor import BatchProcessor
 
-from .statements import Asked, Plan, Statement, plan_of, would_use
-from .status import TIMEOUT
+from . import catalog, rows
+from .answer import TIMEOUT
 
 #: Rows: a database reads a smaller table as a whole, which is as fast as an index.
 SMALL = 1_000
@@ -167,3 +173,198 @@ def _remarks(asked: Asked, plan: Plan) -> Iterator[str]:
             "With server_side_binding the server gets the values apart from the statement: once it "
             "prepares a generic plan (prepare_threshold), that plan uses no partial index."
         )
+
+
+# --- the first statement of a run, which is not executed here
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement, its parameters, and the alias that it is sent to."""
+
+    sql: str
+    params: Sequence[Any]
+    using: str
+
+    @property
+    def text(self) -> str:
+        """The statement with literal values."""
+        connection: Any = connections[self.using]
+        if not self.params:
+            # The driver does the same with the placeholders' escapes.
+            return self.sql.replace("%%", "%")
+        if connection.vendor == "postgresql":
+            return _text(connection.ops.compose_sql(self.sql, self.params))
+        with connection.cursor() as cursor:
+            if connection.vendor == "mysql":
+                # Django has the text only of a statement that was executed.
+                return _text(cursor.mogrify(self.sql, self.params))
+            return _text(connection.ops.last_executed_query(cursor, self.sql, self.params))
+
+
+def compiled(rows: QuerySet[Any, Any]) -> Statement | None:
+    """Return the statement of a queryset; ``None`` if it has no row and is not sent."""
+    try:
+        sql, params = rows.query.get_compiler(rows.db).as_sql()
+    except EmptyResultSet:
+        return None
+    return Statement(sql, params, rows.db)
+
+
+def _text(filled: str | bytes) -> str:
+    return filled.decode() if isinstance(filled, bytes) else filled
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A processor, and the question that its next run would ask."""
+
+    processor: BatchProcessor[Any]
+    question: Question[Any]
+
+    @classmethod
+    def of(cls, processor: BatchProcessor[Any], using: str | None = None) -> Asked:
+        """Ask as a run does; raises what a run would raise for the options."""
+        # Without the processor's own conditions, because their columns are not checked yet.
+        question = rows.question_of(processor, using)
+        model_columns.check(processor, question.model, question.using)
+        return cls(processor, rows.question_of(processor, using, processor._due))
+
+    def read(self) -> Statement | None:
+        """Return the lock-free read; ``None`` if the question has no row and is not sent."""
+        rows: Any
+        if (of_key := self._groups()) is not None:
+            rows = groups.first_window(self.question, of_key)
+        else:
+            rows = scan.first_window(self.question, strict_order=self.processor.strict_order)
+        return compiled(rows)
+
+    def age_index(self) -> Index | None:
+        """Return the index from which the age of the oldest pending row is read.
+
+        ``None``: ``pending_since`` is not set, or is no column of the table.
+        """
+        since = self.processor.pending_since
+        columns = {each.name for each in self.question.model._meta.local_concrete_fields}
+        if not isinstance(since, str) or since not in columns:
+            return None
+        return pending_index.pending_index(self.question, since=since)
+
+    def _groups(self) -> Groups | None:
+        if self.processor.group_by is None:
+            return None
+        return groups_of(self.processor, self.question.model)
+
+
+# --- how the database would execute a statement, which is not executed for that
+#
+# The statement is sent with EXPLAIN before it on the connection of its run, with the same
+# parameters: a server that gets the parameters apart from the statement may plan differently.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan. ``lines``: as the database shows it. The rest is known of PostgreSQL alone.
+
+    ``index``: the index of the table by which only some of its rows are read, if there is one.
+    ``walks``: an index whose every entry is read instead, in its order. ``rows``: of the table, as
+    the database estimates them; ``None`` if it does not. ``is_judged``: whether the plan shows how
+    the table is read.
+    """
+
+    lines: tuple[str, ...]
+    index: str | None = None
+    walks: str | None = None
+    rows: float | None = None
+    is_judged: bool = False
+
+
+def plan_of(statement: Statement, model: type[Model]) -> Plan:
+    """Return the plan by which the statement reads the model's table."""
+    match connections[statement.using].vendor:
+        case "postgresql":
+            return _of_postgresql(statement, model)
+        case "sqlite":
+            return Plan(tuple(row[3] for row in _explain(statement, "EXPLAIN QUERY PLAN")))
+        case _:
+            rows = _explain(statement, "EXPLAIN")
+            return Plan(tuple(", ".join(str(each) for each in row if each) for row in rows))
+
+
+_HYPOPG = """
+SELECT quote_ident(nspname) FROM pg_extension
+JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'hypopg'
+"""
+
+
+def would_use(statement: Statement, model: type[Model], index: Index) -> bool | None:
+    """Return whether PostgreSQL would read by this index, as it has it.
+
+    The extension ``hypopg`` shows that without the index; ``None``: it is not installed.
+    """
+    connection = connections[statement.using]
+    if connection.vendor != "postgresql":
+        return None
+    with connection.schema_editor(collect_sql=True) as editor:
+        create = str(index.create_sql(model, editor))
+    using = statement.using
+    for (schema,) in catalog.rows(using, _HYPOPG):
+        make = f"SELECT indexrelid, indexname FROM {schema}.hypopg_create_index(%s)"  # noqa: S608  # quoted
+        ((oid, name),) = catalog.rows(using, make, [create])
+        used = {each for node in _nodes(_json(statement)) for each, _ in _used(node)}
+        catalog.rows(using, f"SELECT {schema}.hypopg_drop_index(%s)", [oid])
+        return name in used
+    return None
+
+
+def estimated_rows(rows: QuerySet[Any, Any]) -> float | None:
+    """Return how many rows PostgreSQL expects the queryset to have; ``None``: another database."""
+    if (statement := compiled(rows)) is None:
+        return 0.0
+    if connections[statement.using].vendor != "postgresql":
+        return None
+    return float(_json(statement)["Plan Rows"])
+
+
+def _of_postgresql(statement: Statement, model: type[Model]) -> Plan:
+    lines = tuple(line for (line,) in _explain(statement, "EXPLAIN"))
+    known = catalog.indexes(statement.using, model)
+    partial = {each.name for each in known if each.is_partial}
+    rows = catalog.table(statement.using, model).rows
+    name = _bare(model._meta.db_table)
+    reads = [node for node in _nodes(_json(statement)) if node.get("Relation Name") == name]
+    if not reads:  # a table with partitions, or a view
+        return Plan(lines, rows=rows)
+    used = [each for node in reads for each in _used(node)]
+    # All rows of a partial index are asked for; of another one, those that meet a condition.
+    narrow = [name for name, has_condition in used if has_condition or name in partial]
+    wide = [name for name, _ in used if name not in narrow]
+    index = narrow[0] if len(narrow) >= len(reads) else None
+    return Plan(lines, index, wide[0] if wide else None, rows, is_judged=True)
+
+
+def _json(statement: Statement) -> Any:
+    ((found,),) = _explain(statement, "EXPLAIN (FORMAT JSON)")
+    return (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _bare(table: str) -> str:
+    """Return a table's name without its schema and its quotes, as a plan has it."""
+    return re.sub(r'^.*?"?\."?(?=[^.]+$)', "", table).strip('"')
+
+
+def _used(node: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the indexes that a read of a table uses, and whether it looks up a part of them."""
+    for each in _nodes(node):
+        if "Index Name" in each:
+            yield each["Index Name"], "Index Cond" in each
+
+
+def _explain(statement: Statement, how: str) -> list[Any]:
+    return catalog.rows(statement.using, f"{how} {statement.sql}", statement.params)

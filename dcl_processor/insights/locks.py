@@ -26,7 +26,7 @@ from dcl_processor.errors import printable
 from dcl_processor.locking.row_locks import lock_rows
 
 from . import catalog
-from .answer import Answer, document_of
+from .answer import Answer
 
 #: Characters of a statement that are shown.
 LONGEST_QUERY = 200
@@ -124,10 +124,6 @@ class Holder:
         """
         return self.mode != KEY_SHARE
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the holder for JSON."""
-        return {name: document_of(getattr(self, name)) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class Locked:
@@ -135,10 +131,6 @@ class Locked:
 
     rows: int
     holders: tuple[Holder, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return them for JSON."""
-        return {"rows": self.rows, "holders": document_of(self.holders)}
 
 
 class _Xmax(Func):
@@ -272,10 +264,6 @@ class Probed:
 
     is_locked: bool
     holders: tuple[Holder, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return {"is_locked": self.is_locked, "holders": document_of(self.holders)}
 
 
 def probe(question: Question[Any], pk: Any) -> Answer[Probed]:

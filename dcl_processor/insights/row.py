@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import BooleanField, Case, Model, Q, Value, When
+from django.db.models import Model, Q
 
 from dcl_processor.candidates.groups import head, in_flight
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.clock import DatabaseNow, utc_text
 from dcl_processor.definition.groups import Key, groups_of
+from dcl_processor.definition.model_columns import own_columns
 from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import claimed, is_timeless
+from dcl_processor.operator_states import claimed, flag, is_timeless
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import span
 
 from . import rows
-from .answer import Answer, Asker, How, Moment, as_utc, document_of
+from .answer import TIMEOUT, Answer, Asker, How, Moment, document_of
 from .locks import Locked, Probed, locked, probe
 from .rows import key_text
-from .status import TIMEOUT
 
 #: Rows that hold a key, which are named, and characters of the key of each.
 _MOST_NAMED, _LONGEST_KEY = 3, 80
@@ -100,6 +100,11 @@ def show(
         return Row(processor.name, pk, using, reason, {"exists": exists})
     columns = read.value
     of_group, hold = _key_free(asker, processor, question, pk, columns)
+
+    def is_given_up() -> Answer[bool]:
+        found = rows.in_state("given_up", processor, question)
+        return Answer(found.filter(these([pk])).exists())
+
     parts = {
         "exists": Answer(True),
         "pending": asker.ask(using, lambda: Answer(question.still_pending([pk]).exists())),
@@ -108,7 +113,7 @@ def show(
             for name in _conditions(processor, question.model)
         },
         **of_group,
-        "given_up": asker.ask(using, lambda: _is_given_up(processor, question, pk)),
+        "given_up": asker.ask(using, is_given_up),
     }
     now = columns.pop("dcl_now")
     _mask_error(processor, columns)
@@ -140,16 +145,12 @@ def _columns(
 ) -> Answer[dict[str, Any]]:
     """Read the row's columns, its conditions and the clock by one statement."""
     names = [
-        *(processor.retry.columns if processor.retry else ()),
-        *([processor.lease.field] if processor.lease else []),
-        *([processor.claimed_at] if processor.claimed_at else []),
+        *own_columns(processor),
         *([groups_of(processor, question.model).column] if processor.group_by else []),
         *([processor.pending_since] if isinstance(processor.pending_since, str) else []),
     ]
     added: dict[str, Any] = {
-        f"dcl_{name}": Case(
-            When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
-        )
+        f"dcl_{name}": flag(condition)
         for name, condition in _conditions(processor, question.model).items()
     }
     rows_ = question.table.filter(these([pk])).annotate(**added, dcl_now=DatabaseNow())
@@ -195,14 +196,6 @@ def _hold(question: Question[Any], key: Key, pk: Any) -> str:
     return f" by row {shown(key_text(first), _LONGEST_KEY)}, which comes first"
 
 
-def _is_given_up(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -> Answer[bool]:
-    try:
-        found = rows.given_up(processor, question)
-    except rows.NotRecordedError as error:
-        return Answer.not_recorded(str(error))
-    return Answer(found is not None and found.filter(these([pk])).exists())
-
-
 def _reason(
     processor: BatchProcessor[Any],
     parts: Mapping[str, Answer[bool]],
@@ -221,7 +214,7 @@ def _reason(
             return "it is not in pending: it is claimed, done, or does not wait; set claimed_at=…"
         return "it is not in pending: it is done, or does not wait yet"
     if retry is not None and _no(parts, "due"):
-        return f"its next attempt is at {_time(columns[retry.next_attempt_at or ''])}"
+        return f"its next attempt is at {utc_text(columns[retry.next_attempt_at or ''])}"
     if _no(parts, "key_free"):
         return _IN_USE
     if unknown := [part.why for part in parts.values() if part.how is How.UNKNOWN]:
@@ -238,7 +231,7 @@ def _held(
 ) -> str:
     """Return which mark of a worker the row has."""
     if processor.lease is not None and _no(parts, "lease_free"):
-        until = _time(columns[processor.lease.field])
+        until = utc_text(columns[processor.lease.field])
         return f"a worker has it, and its lease ends at {until}"
     if _no(parts, "unclaimed"):
         seconds = Moment.of(columns[processor.claimed_at or ""], now).seconds
@@ -257,10 +250,6 @@ def _mask_error(processor: BatchProcessor[Any], columns: dict[str, Any]) -> None
 
 def _no(parts: Mapping[str, Answer[bool]], name: str) -> bool:
     return name in parts and parts[name].value is False
-
-
-def _time(value: Any) -> str:
-    return f"{as_utc(value):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lock_reason(holders: Answer[Locked], probed: Answer[Probed] | None) -> str:

@@ -1,19 +1,17 @@
-"""The rows of a processor, by their condition or by their key: what counts, shows and acts alike.
-
-A function returns ``None`` where no row can be in that condition, and raises ``NotRecordedError``
-where rows may be, but no column shows it.
-"""
+"""The rows of a processor, by their state or by their key: what counts, shows and acts alike."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Substr
+from django.db.models.query import EmptyQuerySet
 
 from dcl_processor.backlog import question_of
 from dcl_processor.candidates.question import Question
@@ -21,24 +19,66 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.errors import printable
 from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import NotRecordedError, Rows, given_up, has_attempts_left
+from dcl_processor.operator_states import NotRecordedError, default_age, given_up, has_attempts_left
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import as_timedelta
 
 from .answer import Answer, How
 
-__all__ = ["NotRecordedError", "Rows", "given_up", "question_of"]
+__all__ = ["NotRecordedError", "question_of"]
+
+#: The states that rows are counted, shown and filtered by.
+STATES = ("pending", "due", "later", "in_progress", "in_doubt", "given_up")
 
 
-def due(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
-    """Return the pending rows that a run would try now, if no session has them locked."""
-    return question.queryset.filter(processor._due(question.model) or Q())
+def in_state(
+    name: str,
+    processor: BatchProcessor[Any],
+    question: Question[Any],
+    doubt_after: float | None = None,
+) -> QuerySet[Any, Any]:
+    """Return the rows that are in one of ``STATES``: none, without a query, if none can be.
+
+    ``doubt_after``: seconds after which a claim is in doubt, default ``default_age()``. Raises
+    ``NotRecordedError`` where rows may be in the state, but no column shows it.
+    """
+    after = default_age(processor) if doubt_after is None else doubt_after
+    match name:
+        case "pending":
+            return question.queryset
+        case "due":  # what a run would try now, if no session has it locked
+            return question.queryset.filter(processor._due(question.model) or Q())
+        case "later":
+            at = processor.retry.next_attempt_at if processor.retry else None
+            later = question.queryset.none()
+            return later if at is None else question.queryset.filter(**{f"{at}__gt": DatabaseNow()})
+        case "in_progress":
+            return _in_progress(processor, question, after)
+        case "in_doubt":
+            return _in_doubt(processor, question, after)
+        case _:
+            return given_up(processor, question)
 
 
-def later(processor: BatchProcessor[Any], question: Question[Any]) -> Rows:
-    """Return the pending rows whose next attempt is still to come."""
-    at = processor.retry.next_attempt_at if processor.retry else None
-    return None if at is None else question.queryset.filter(**{f"{at}__gt": DatabaseNow()})
+def chosen(
+    processor: BatchProcessor[Any],
+    question: Question[Any],
+    *,
+    keys: Collection[Any] | None,
+    in_doubt: float | None,
+    kind: str | None,
+) -> QuerySet[Any, Any]:
+    """Return the rows that an operator wants to act on: those with these keys, if there are any.
+
+    Or else those that are in doubt for ``in_doubt`` seconds; without both, those that were given up
+    on after an error of this ``kind``, ``None``: after any.
+    """
+    if keys is not None:
+        return question.table.filter(pk__in=keys)
+    if in_doubt is not None:
+        return processor.in_doubt(older_than=in_doubt).using(question.using)
+    found = in_state("given_up", processor, question)
+    return found if kind is None else _of_kind(processor, found, kind)
 
 
 def waiting(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
@@ -46,9 +86,9 @@ def waiting(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet
     return question.queryset.filter(has_attempts_left(processor, question) or Q())
 
 
-def in_progress(
+def _in_progress(
     processor: BatchProcessor[Any], question: Question[Any], doubt_after: float
-) -> Rows:
+) -> QuerySet[Any, Any]:
     """Return the rows that have a lease, or a claim that is not in doubt yet."""
     if processor.lease is not None:
         return processor.in_progress().using(question.using)
@@ -56,29 +96,20 @@ def in_progress(
         young = {f"{processor.claimed_at}__gt": DatabaseNow() - as_timedelta(doubt_after)}
         return processor.in_progress().using(question.using).filter(**young)
     if rules_of(processor).in_transaction:
-        raise NotRecordedError(f"a {_name(processor)} worker only locks its row")
+        delivery = str(processor.delivery).upper()
+        raise NotRecordedError(f"a {delivery} worker only locks its row")
     raise NotRecordedError("set claim=… and claimed_at=…")
 
 
-def in_doubt(processor: BatchProcessor[Any], question: Question[Any], doubt_after: float) -> Rows:
+def _in_doubt(
+    processor: BatchProcessor[Any], question: Question[Any], doubt_after: float
+) -> QuerySet[Any, Any]:
     """Return the rows whose claim is older than ``doubt_after`` seconds, and was never settled."""
     if processor.lease is not None or not rules_of(processor).marked_by:
-        return None
+        return question.table.none()
     if processor.claim is None or processor.claimed_at is None:
         raise NotRecordedError("set claim=… and claimed_at=…")
     return processor.in_doubt(older_than=doubt_after).using(question.using)
-
-
-def with_error(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
-    """Return the rows whose ``last_error`` has a text."""
-    column = processor.retry.last_error if processor.retry else None
-    if column is None:
-        raise NotRecordedError("set retry=Retry(…) with last_error, which stores the last error")
-    return question.table.filter(**{f"{column}__gt": ""})
-
-
-def _name(processor: BatchProcessor[Any]) -> str:
-    return str(processor.delivery).upper()
 
 
 # --- primary keys as operators write and read them; the columns of a composite one have commas
@@ -124,7 +155,7 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-# --- rows that were given up on, by the class of their error
+# --- rows by the class of their error
 
 
 #: Characters of an error that are read, and those of the name of its class.
@@ -158,26 +189,13 @@ class FailureGroup:
         return {"kind": self.kind, "rows": self.rows, "example": self.example, "pk": self.key}
 
 
-def failures(
-    processor: BatchProcessor[Any], question: Question[Any], *, most: int
-) -> Answer[tuple[FailureGroup, ...]]:
-    """Return the rows that were given up on, by class of error; ``most``: rows that are read."""
-    column = error_column(processor)
-    try:
-        found = given_up(processor, question)
-    except NotRecordedError as error:
-        return Answer.not_recorded(str(error))
-    if found is None:
-        return Answer(())
-    if column is None:
-        return Answer.not_recorded("set retry=Retry(…) with last_error, which stores the error")
-    return by_kind(found.order_by("pk"), column, most=most)
-
-
 def by_kind(
-    found: QuerySet[Any, Any], column: str, *, most: int
+    processor: BatchProcessor[Any], found: QuerySet[Any, Any], *, most: int
 ) -> Answer[tuple[FailureGroup, ...]]:
-    """Return the rows by the class of the error in this column; ``most``: rows that are read."""
+    """Return the rows by the class of their last error; ``most``: rows that are read."""
+    if isinstance(found, EmptyQuerySet):
+        return Answer(())
+    column = error_column(processor)
     texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT))
     read = list(texts.values_list("pk", "dcl_error")[: most + 1])
     numbers: Counter[str] = Counter()
@@ -199,22 +217,11 @@ def kind_of(text: str) -> str:
     return printable(masked(text).partition(":")[0])[:LONGEST_KIND]
 
 
-def given_up_for(
-    processor: BatchProcessor[Any], question: Question[Any], kind: str | None
-) -> QuerySet[Any, Any]:
-    """Return the rows that were given up on after an error of this class; ``None``: after any."""
-    found = given_up(processor, question)
-    found = question.table.none() if found is None else found
-    return found if kind is None else of_kind(processor, found, kind)
-
-
-def of_kind(
+def _of_kind(
     processor: BatchProcessor[Any], found: QuerySet[Any, Any], kind: str
 ) -> QuerySet[Any, Any]:
-    """Return those of the rows whose error is of this class."""
+    """Return those of the rows whose last error is of this class."""
     column = error_column(processor)
-    if column is None:  # without rows it would look like good news
-        raise NotRecordedError("set retry=Retry(…) with last_error, which stores the error")
     if not kind:
         return found.filter(Q(**{column: ""}) | Q(**{f"{column}__isnull": True}))
     if len(kind) == LONGEST_KIND:
@@ -222,6 +229,9 @@ def of_kind(
     return found.filter(Q(**{f"{column}__startswith": f"{kind}:"}) | Q(**{column: kind}))
 
 
-def error_column(processor: BatchProcessor[Any]) -> str | None:
-    """Return the column of the last error, if there is one."""
-    return processor.retry.last_error if processor.retry else None
+def error_column(processor: BatchProcessor[Any]) -> str:
+    """Return the column of the last error; without one, no rows would look like good news."""
+    column = processor.retry.last_error if processor.retry else None
+    if column is None:
+        raise NotRecordedError("set retry=Retry(…) with last_error, which stores the last error")
+    return column

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.db.models import F, Q, QuerySet
 
-from dcl_processor import backlog
+from dcl_processor import backlog, oversight
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.diagnosis import explain
-from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import rows
-from .answer import Answer, Asker, How, Moment
+from .answer import TIMEOUT, Answer, Asker, How, Moment
+from .explanation import estimated_rows
 from .locks import Locked, locked
-from .statements import estimated_rows
 
 if TYPE_CHECKING:
     from dcl_processor.ledger import State
 
-#: Seconds that each question may take, and those of one for which a run waits.
-TIMEOUT, SIZE_TIMEOUT = 5.0, 1.0
+#: Seconds that a question may take for which a run waits.
+SIZE_TIMEOUT = 1.0
 
 #: The answers that are numbers of pending rows, and all answers, each by a question of its own.
 PENDING = ("pending", "due", "later")
@@ -42,9 +41,9 @@ NUMBERS = (
     "locked",
 )
 
-#: The app that has further answers: since when a processor is paused, and how many runs have no
+#: Further answers, from the ledger: since when a processor is paused, and how many runs have no
 #: heartbeat and no end.
-LEDGER, OF_LEDGER = "dcl_processor.ledger", ("paused", "lost")
+OF_LEDGER = ("paused", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,7 @@ def status(
     most: int | None = None,
     only: Collection[str] | None = None,
     down: dict[str, str] | None = None,
+    end: float = math.inf,
 ) -> Status:
     """Return what is known of a processor's rows; ``only``: some of the names in ``NUMBERS``.
 
@@ -81,10 +81,10 @@ def status(
 
     ``seconds``: the time limit of each question. ``doubt_after``: seconds after which a claim
     counts as in doubt, default ``default_age()``. ``most``: the rows that are counted at most,
-    default ``backlog.MOST``. ``down``: databases that cannot be reached, filled for further calls.
+    default ``backlog.MOST``. ``down`` and ``end``: as for an ``Asker``.
     """
     wanted = [name for name in NUMBERS if only is None or name in only]
-    of_ledger = OF_LEDGER if only is None and has_ledger() else only or ()
+    of_ledger = OF_LEDGER if only is None and oversight.has_ledger() else only or ()
     kept = _of_ledger(processor, [*filter(OF_LEDGER.__contains__, of_ledger)], seconds, down)
     delivery = str(processor.delivery)
     try:
@@ -93,13 +93,8 @@ def status(
         unknown = Answer[Any].unknown(explain(error, processor, using))
         answers = {**dict.fromkeys(wanted, unknown), **kept.answers}
         return replace(kept, delivery=delivery, using=using, answers=answers)
-    asker, after = Asker(processor, seconds, down), default_age(processor)
-    subject = _Subject(
-        processor,
-        question,
-        backlog.MOST if most is None else most,
-        after if doubt_after is None else doubt_after,
-    )
+    asker = Asker(processor, seconds, down, end)
+    subject = _Subject(processor, question, backlog.MOST if most is None else most, doubt_after)
     answers = {
         name: asker.ask(
             question.using,
@@ -120,69 +115,50 @@ class _Subject:
     processor: BatchProcessor[Any]
     question: Question[Any]
     most: int
-    doubt_after: float
+    doubt_after: float | None
 
     def read(self, name: str) -> Answer[Any]:
         """Return the answer of this name."""
         processor = self.processor
-        try:
-            match name:
-                case "in_doubt_since":
-                    return self._first(self._rows("in_doubt"), F(processor.claimed_at or ""))
-                case "oldest":
-                    return self._oldest()
-                case "errors":
-                    texts = rows.with_error(processor, self.question).order_by()
-                    return rows.by_kind(texts, rows.error_column(processor) or "", most=self.most)
-                case "locked":
-                    return self._locked()
-                case _:
-                    return self._count(name)
-        except rows.NotRecordedError as error:
-            return Answer.not_recorded(str(error))
+        match name:
+            case "in_doubt_since":
+                found, at = self._rows("in_doubt"), processor.claimed_at
+                return Answer(None) if at is None else self._first(found, F(at))
+            case "oldest":
+                return self._oldest()
+            case "errors":
+                with_error = {f"{rows.error_column(processor)}__gt": ""}
+                found = self.question.table.filter(**with_error).order_by()
+                return rows.by_kind(processor, found, most=self.most)
+            case "locked":
+                return self._locked()
+            case _:
+                return self._count(name)
 
     def expect(self, name: str) -> Answer[int]:
         """Return how many rows the planner expects."""
-        keys = self._keys(name)
-        return Answer(0) if keys is None else _expected(keys)
+        return _expected(self._keys(name))
 
-    def _rows(self, name: str) -> rows.Rows:
-        processor, question = self.processor, self.question
-        match name:
-            case "pending":
-                return question.queryset
-            case "due":
-                return rows.due(processor, question)
-            case "later":
-                return rows.later(processor, question)
-            case "in_progress":
-                return rows.in_progress(processor, question, self.doubt_after)
-            case "in_doubt":
-                return rows.in_doubt(processor, question, self.doubt_after)
-            case _:
-                return rows.given_up(processor, question)
+    def _rows(self, name: str) -> QuerySet[Any, Any]:
+        return rows.in_state(name, self.processor, self.question, self.doubt_after)
 
-    def _keys(self, name: str) -> rows.Rows:
-        if (found := self._rows(name)) is None:
-            return None
-        keys: QuerySet[Any, Any] = found.using(self.question.using).order_by().values("pk")
+    def _keys(self, name: str) -> QuerySet[Any, Any]:
+        found = self._rows(name).using(self.question.using)
+        keys: QuerySet[Any, Any] = found.order_by().values("pk")
         # A filter over a to-many relation gives a row once per match.
         is_distinct = name in PENDING and not self.question.own_table
         return keys.distinct() if is_distinct else keys
 
     def _count(self, name: str) -> Answer[int]:
-        keys = self._keys(name)
-        number, most = 0 if keys is None else keys[: self.most + 1].count(), self.most
+        number, most = self._keys(name)[: self.most + 1].count(), self.most
         return Answer(most, How.MORE_THAN) if number > most else Answer(number)
 
-    def _first(self, found: rows.Rows, time: Any) -> Answer[Moment]:
+    def _first(self, found: QuerySet[Any, Any], time: Any) -> Answer[Moment]:
         """Return the earliest time of the rows; an exact ``None``: no row has one.
 
         By the order of the time, and not as an aggregate: beside the clock, which changes,
         PostgreSQL would compute it from all rows, and use no index.
         """
-        if found is None:
-            return Answer(None)
         times = found.using(self.question.using).annotate(dcl_time=time, dcl_now=DatabaseNow())
         timed = times.filter(dcl_time__isnull=False).order_by("dcl_time")
         for at, now in timed.values_list("dcl_time", "dcl_now")[:1]:
@@ -210,11 +186,6 @@ class _Subject:
         return replace(answer, how=How.MORE_THAN)
 
 
-def has_ledger() -> bool:
-    """Return whether the app is installed."""
-    return apps.is_installed(LEDGER)
-
-
 def _of_ledger(
     processor: BatchProcessor[Any],
     wanted: Collection[str],
@@ -225,8 +196,8 @@ def _of_ledger(
     none = Status(processor.name, "", None, {})
     if not wanted:
         return none
-    if not has_ledger():
-        unrecorded = Answer[Any].not_recorded(f"add {LEDGER!r} to INSTALLED_APPS")
+    if not oversight.has_ledger():
+        unrecorded = Answer[Any].not_recorded(f"add {oversight.LEDGER!r} to INSTALLED_APPS")
         return replace(none, answers=dict.fromkeys(wanted, unrecorded))
     from dcl_processor.ledger import state  # has models
     from dcl_processor.ledger.models import alias
@@ -268,6 +239,4 @@ def waiting(
 def _expected(keys: QuerySet[Any, Any]) -> Answer[int]:
     """Return how many rows the planner expects, if the database has an estimate."""
     number = estimated_rows(keys)
-    if number is None:
-        return Answer.not_recorded("the database has no estimate")
-    return Answer(round(number), How.ESTIMATED)
+    return Answer(None if number is None else round(number), How.ESTIMATED)

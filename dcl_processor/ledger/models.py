@@ -12,19 +12,16 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import Any
 
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from dcl_processor.database.time_limit import lock_timeout
 
 #: Characters: of a processor's name, a host's name, a person, and a text.
 NAME, HOST, PERSON, TEXT = 255, 64, 150, 500
-
-Time = TypeVar("Time", bound=datetime | None)
 
 #: Seconds that a statement of an order waits for a lock of another session.
 LOCK_WAIT = 10.0
@@ -184,15 +181,6 @@ def ensure(name: str) -> None:
     # Another worker, or an operator, may make it at the same time, and an older snapshot lack it.
     with suppress(IntegrityError), bounded_wait():
         Control.objects.using(alias()).get_or_create(processor=name)
-
-
-def utc(at: Time) -> Time:
-    """Return a time of the ledger in UTC."""
-    if at is None:
-        return at
-    zone = timezone.get_default_timezone()
-    aware: Any = timezone.make_aware(at, zone) if at.tzinfo is None else at
-    return aware.astimezone(UTC)  # type: ignore[no-any-return]  # a datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from django.db.models import F, Q, QuerySet
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
 from dcl_processor import steady as time
-from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.clock import DatabaseNow, Later, utc
 from dcl_processor.definition.retry import Breaker
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
@@ -28,7 +28,7 @@ from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
 from dcl_processor.watch import notify
 from dcl_processor.worker import this_user
 
-from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, row_of, utc
+from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, row_of
 
 #: All processors, in the place of one.
 ALL = ""

@@ -10,20 +10,10 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.db.models import Q, QuerySet
 
-from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.clock import DatabaseNow, Later, utc, utc_text
 from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 
-from .models import (
-    TEXT,
-    Control,
-    Look,
-    OperatorAction,
-    Plain,
-    RecordedRun,
-    alias,
-    bounded_wait,
-    utc,
-)
+from .models import TEXT, Control, Look, OperatorAction, Plain, RecordedRun, alias, bounded_wait
 from .orders import ALL, Subject, is_paused, name_of, person
 from .recording import KEPT
 
@@ -213,20 +203,20 @@ class State(Plain):
             return self._pause_in_words(self.pause)
         if self.breaker == "open" and self.open_until is not None:
             return (
-                f"the breaker is open until {_time(self.open_until)}, after {self.failures} "
+                f"the breaker is open until {utc_text(self.open_until)}, after {self.failures} "
                 "failures in a row"
             )
         return "the breaker lets one row be tried" if self.breaker == "half-open" else ""
 
     def _pause_in_words(self, pause: Pause) -> str:
         what = "all processors are paused" if pause.of_all else self.phase
-        until = f", until {_time(pause.until)}" if pause.until else ""
+        until = f", until {utc_text(pause.until)}" if pause.until else ""
         why = f": {pause.reason}" if pause.reason else ""
         seen = ""
         if self.phase == "pausing":
             seen = f" ({self.seen} of {self.commands} commands have seen it)"
         lost = f" ({self.lost} lost)" if self.lost else ""
-        return f"{what} since {_time(pause.since)} by {pause.by}{until}{why}{seen}{lost}"
+        return f"{what} since {utc_text(pause.since)} by {pause.by}{until}{why}{seen}{lost}"
 
 
 def state(processor: Subject) -> State:
@@ -300,7 +290,3 @@ def _breaker(row: Any) -> dict[str, Any]:
     until = utc(row.open_until)
     kind = "open" if until > utc(row.clock) else "half-open"
     return {"failures": row.failures, "open_until": until, "breaker": kind}
-
-
-def _time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dcl_processor import steady as time
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.clock import DatabaseNow, utc
 from dcl_processor.oversight import Hold
 
 from .desk import UnreachableError
-from .models import ensure, row_of, utc
+from .models import ensure, row_of
 
 #: Seconds without a question after one that got no answer; a run does not wait for so long.
 WITHOUT_AN_ANSWER = 15.0

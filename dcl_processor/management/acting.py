@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -26,6 +26,7 @@ from dcl_processor.errors import printable
 from dcl_processor.masking import shown
 from dcl_processor.operator_writes import CHANGED, Choice, Write, Written
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import Values
 from dcl_processor.worker import this_user
 
 from . import wording
@@ -44,8 +45,6 @@ INTERRUPTED = 130
 
 MISSING = "no such row"
 
-Prepare = Callable[[BatchProcessor[Any], QuerySet[Any], dict[str, Any]], Write]
-
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -54,7 +53,6 @@ class Action:
     HELP: str
     name: str
     did: str
-    prepare: Prepare
     takes_values: bool = False
     takes_reason: bool = False
 
@@ -113,7 +111,7 @@ class Action:
 
     def handle(self, output: Output, options: dict[str, Any]) -> None:
         """Choose rows, show them, ask, and act."""
-        (processor,) = choose([options["name"]], run_all=False, left_out=NOT_FOUND_OUT)
+        (processor,) = choose([options["name"]])
         if options["error"] is not None and not options["given_up"]:
             raise CommandError(
                 "expected --error beside --given-up, got it beside other rows; name the rows by "
@@ -140,11 +138,23 @@ class Action:
             raise CommandError(f"{wording.rows(left)} {said}.", returncode=LEFT)
 
     def write(
-        self, processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]
+        self,
+        processor: BatchProcessor[Any],
+        rows: QuerySet[Any],
+        *,
+        values: Values | None = None,
+        reason: str = "",
+        force: bool = False,
     ) -> Write:
         """Return what is written to which of the rows; raises the action's own refusals."""
-        write = self.prepare(processor, rows, options)
-        if not options["force"]:
+        match self.name:
+            case "requeue":
+                return operator_actions.to_requeue(processor, rows, force=force)
+            case "mark-done":
+                write = operator_actions.to_mark_done(processor, rows, values, force=force)
+            case _:
+                write = operator_actions.to_discard(processor, rows, reason, values)
+        if not force:
             write.needs = [*operator_actions.may_be_at_work(processor), *write.needs]
         return write
 
@@ -187,22 +197,23 @@ class Action:
 
         try:
             question = rows.question_of(processor, options["using"])
-            values = typed_values(question.model, options.get("set", []))
-            options = {**options, "values": values or None}
+            values = typed_values(question.model, options.get("set", [])) or None
+            given: dict[str, Any] = {"values": values, "force": options["force"]}
+            given["reason"] = options.get("reason", "")
             # The action's own refusals come before the first question.
-            self.write(processor, question.table.none(), options)
+            self.write(processor, question.table.none(), **given)
             wanted = None
             if options["pk"] is not None:
-                using, texts = options["using"], options["pk"]
-                wanted = keys(processor, texts, using=using, unknown=NOT_FOUND_OUT)
+                wanted = keys(processor, options["pk"], using=options["using"])
             with reading(question.using, options["timeout"]):
-                if wanted is not None:
-                    found = question.table.filter(pk__in=wanted)
-                elif (older := options["in_doubt"]) is not None:
-                    found = processor.in_doubt(older_than=older).using(question.using)
-                else:
-                    found = rows.given_up_for(processor, question, options["error"])
-                write = self.write(processor, found, options)
+                found = rows.chosen(
+                    processor,
+                    question,
+                    keys=wanted,
+                    in_doubt=options["in_doubt"],
+                    kind=options["error"],
+                )
+                write = self.write(processor, found, **given)
                 choice = write.choose()
         except CommandError:
             raise
@@ -310,26 +321,17 @@ REQUEUE = Action(
     HELP="Put rows back into pending, as if they had never been tried.",
     name="requeue",
     did="put back into pending",
-    prepare=lambda processor, rows, options: operator_actions.to_requeue(
-        processor, rows, force=options["force"]
-    ),
 )
 MARK_DONE = Action(
     HELP="Write done to claimed or given up rows whose work turned out to be done.",
     name="mark-done",
     did="marked as done",
-    prepare=lambda processor, rows, options: operator_actions.to_mark_done(
-        processor, rows, options["values"], force=options["force"]
-    ),
     takes_values=True,
 )
 DISCARD = Action(
     HELP="Give up on rows that are pending or claimed: write failed to them.",
     name="discard",
     did="discarded",
-    prepare=lambda processor, rows, options: operator_actions.to_discard(
-        processor, rows, options["reason"], options["values"]
-    ),
     takes_values=True,
     takes_reason=True,
 )

@@ -89,7 +89,21 @@ def base_options() -> OneSentenceParser:
 # --- what options name
 
 
-def choose(names: Sequence[str], *, run_all: bool, left_out: int = 1) -> list[BatchProcessor[Any]]:
+def add_names(parser: argparse.ArgumentParser) -> None:
+    """Add the names of processors, which may be none."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+
+
+def named_or_all(
+    names: Sequence[str],
+) -> tuple[list[BatchProcessor[Any]], Sequence[registry.Broken]]:
+    """Return the processors of these names; without names all, and the apps that have others."""
+    return choose(names, run_all=not names), [] if names else registry.broken()
+
+
+def choose(
+    names: Sequence[str], *, run_all: bool = False, left_out: int = NOT_FOUND_OUT
+) -> list[BatchProcessor[Any]]:
     """Return the processors of these names, or all; raise ``CommandError`` for an unknown name.
 
     ``left_out``: the exit code if the ``processors.py`` that may have the name cannot be imported.
@@ -122,7 +136,7 @@ def keys(
     texts: Sequence[str],
     *,
     using: str | None = None,
-    unknown: int = 1,
+    unknown: int = NOT_FOUND_OUT,
 ) -> list[Any]:
     """Return primary keys; raise ``CommandError`` for a text that is none.
 
@@ -142,10 +156,9 @@ def keys(
         try:
             found.append(rows.key_of(model, text))
         except (ValidationError, ValueError, TypeError) as error:
-            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
             raise CommandError(
                 f"expected a primary key of the rows of {processor.name}, got {text!r}: "
-                f"{printable(said)}",
+                f"{_said(error)}",
                 returncode=USAGE_ERROR,
             ) from error
     return found
@@ -224,12 +237,15 @@ def typed_values(model: type[Model], texts: Sequence[str]) -> dict[str, Any]:
         try:
             values[name] = _typed(model._meta.get_field(name), value)
         except _UNUSABLE as error:
-            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
             raise CommandError(
-                f"expected --set COLUMN=VALUE, got {text!r}: {printable(said).rstrip('.')}.",
-                returncode=USAGE_ERROR,
+                f"expected --set COLUMN=VALUE, got {text!r}: {_said(error)}", returncode=USAGE_ERROR
             ) from error
     return values
+
+
+def _said(error: Exception) -> str:
+    said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+    return f"{printable(said).rstrip('.')}."
 
 
 def _typed(field: Any, text: str) -> Any:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 NUMBERS = ("pending", "due", "later", "in_progress", "in_doubt", "given_up", "locked", "lost")
 AGES = ("oldest", "paused")
 
-#: Digits of a number of rows, which a database can still count to.
-MOST_DIGITS = 18
-
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|>)\s*(\S+)\s*")
 
 
@@ -48,19 +45,9 @@ class Condition:
             return None
         if answer.value is None:
             return False
-        least = _least(self.name, answer)
+        least = answer.least
         is_met = least > self.bound or (self.comparison == ">=" and least == self.bound)
         return is_met or (None if answer.how == "more than" else False)
-
-
-def _least(name: str, answer: Answer[Any]) -> float:
-    """Return the number of rows or of seconds that an answer shows at least; 0: there is none."""
-    value = answer.value
-    if value is None:
-        return 0
-    if name == "locked":
-        return int(value.rows)
-    return float(value.seconds) if name in AGES else value + (answer.how == "more than")
 
 
 def parse(text: str) -> Condition:
@@ -85,10 +72,8 @@ def duration(text: str) -> float:
 
 def _bound(name: str, text: str) -> float:
     if name in NUMBERS:
-        if not text.isdecimal() or len(text) > MOST_DIGITS:
-            raise argparse.ArgumentTypeError(
-                f"expected {name} and a number of rows of up to {MOST_DIGITS} digits, got {text!r}"
-            )
+        if not text.isdecimal():
+            raise argparse.ArgumentTypeError(f"expected {name} and a number of rows, got {text!r}")
         return int(text)
     return duration(text)
 
@@ -129,7 +114,7 @@ def _figures(found: Sequence[Status], ranges: Sequence[Mapping[str, str]]) -> It
             if answer.how in ("unknown", "not recorded"):
                 continue
             label = name if len(found) == 1 else f"{each.name}.{name}"
-            value = f"{_least(name, answer):.0f}{'s' if name in AGES else ''}"
+            value = f"{answer.least:.0f}{'s' if name in AGES else ''}"
             figure = ";".join([value, *(limit.get(name, "") for limit in ranges)])
             yield f"{_quoted(label)}={figure.rstrip(';')}"
 

@@ -11,12 +11,13 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from dcl_processor import oversight
+from dcl_processor.clock import utc_text
 from dcl_processor.database.contention import is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import one_line
@@ -26,13 +27,11 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import parse_duration
 
 from . import wording
-from .command_line import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, choose, whole
 from .output import Output
 
 if TYPE_CHECKING:
     from dcl_processor.ledger.records import Recorded, RecordedAction
-
-LEDGER = "dcl_processor.ledger"
 
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 10.0
@@ -67,7 +66,7 @@ class Order:
         refuse_without_ledger()
         from dcl_processor import ledger  # has models
 
-        chosen = choose(options["names"], run_all=options["all"], left_out=NOT_FOUND_OUT)
+        chosen = choose(options["names"], run_all=options["all"])
         subjects: list[Any] = [ledger.ALL] if options["all"] else chosen
         given = {name: options[name] for name in ("reason", "until") if name in options}
         changed: list[bool | None] = []
@@ -96,7 +95,7 @@ class Order:
 
 
 def _add_history(parser: CommandParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    add_names(parser)
     parser.add_argument(
         "--limit",
         type=whole("a number from 1 to 10000", 1, 10_000),
@@ -110,9 +109,7 @@ def _show_history(output: Output, options: dict[str, Any]) -> None:
     """Show the records, the newest first."""
     refuse_without_ledger()
     names = options["names"]
-    chosen: Sequence[BatchProcessor[Any] | None] = (
-        choose(names, run_all=False, left_out=NOT_FOUND_OUT) if names else [None]
-    )
+    chosen: Sequence[BatchProcessor[Any] | None] = choose(names) if names else [None]
     try:
         with _in_time():
             limit = options["limit"]
@@ -137,10 +134,10 @@ def _history(
 
 def refuse_without_ledger() -> None:
     """Raise unless the project has the ledger."""
-    if not apps.is_installed(LEDGER):
+    if not oversight.has_ledger():
         raise CommandError(
-            f"expected {LEDGER!r} in INSTALLED_APPS, where orders and records are kept, got none; "
-            "add it, and run manage.py migrate.",
+            f"expected {oversight.LEDGER!r} in INSTALLED_APPS, where orders and records are kept, "
+            "got none; add it, and run manage.py migrate.",
             returncode=USAGE_ERROR,
         )
 
@@ -196,11 +193,11 @@ def _line(found: Recorded) -> str:
     workers = f", {len(found.workers)} workers" if found.workers else ""
     end = found.stopped if found.state == "finished" else found.state
     if found.state == "lost":
-        end = f"lost: no heartbeat since {wording.time(found.heartbeat_at)}"
+        end = f"lost: no heartbeat since {utc_text(found.heartbeat_at)}"
     error = f"; {printable(found.error)}" if found.error else ""
     nothing = "nothing yet" if found.state == "running" else "nothing"
     return (
-        f"{wording.time(found.started_at)}  {found.processor}  {found.kind} on {found.host} "
+        f"{utc_text(found.started_at)}  {found.processor}  {found.kind} on {found.host} "
         f"({found.pid}{workers}): {', '.join(tried) or nothing}, {found.rate:.1f} rows/s, "
         f"{end}{error}"
     )
@@ -208,7 +205,7 @@ def _line(found: Recorded) -> str:
 
 def _act_line(found: RecordedAction) -> str:
     said = wording.action(found.rows, found.keys, found.values, found.reason, found.error)
-    return f"{wording.time(found.at)}  {found.processor}  {found.action} by {found.by}: {said}"
+    return f"{utc_text(found.at)}  {found.processor}  {found.action} by {found.by}: {said}"
 
 
 def parse_until(text: str) -> datetime | timedelta:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandError
 from django.db import connections
 
-from dcl_processor import registry
 from dcl_processor.candidates import pending_index
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import escaped, printable
 
-from .command_line import NOT_FOUND_OUT, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, add_names, add_time_limit, choose, named_or_all
 from .output import Output
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def _explain(output: Output, options: dict[str, Any]) -> None:
     from dcl_processor.insights.explanation import explanation  # not for a run
 
     failed = []
-    for processor in choose(options["names"], run_all=False, left_out=NOT_FOUND_OUT):
+    for processor in choose(options["names"]):
         try:
             found = explanation(processor, options["using"], seconds=options["timeout"])
         except Exception as error:  # noqa: BLE001  # the others can be explained
@@ -109,9 +108,7 @@ def _suggestion(found: Explanation) -> Iterator[str]:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="Processors to examine; all by default."
-    )
+    add_names(parser)
     add_time_limit(parser)
 
 
@@ -120,9 +117,7 @@ def _examine(output: Output, options: dict[str, Any]) -> None:
     from dcl_processor.insights.answer import Level
     from dcl_processor.insights.doctor import examine  # not for a run
 
-    names = options["names"]
-    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
-    left_out = registry.broken()
+    chosen, left_out = named_or_all(options["names"])
     output.left_out(left_out)
     found = list(examine(chosen, using=options["using"], seconds=options["timeout"]))
     # A name in the database may be chosen by any of its roles, and must not forge a line.

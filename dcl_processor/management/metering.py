@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import observers, registry
+from dcl_processor import observers
 from dcl_processor.masking import described
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
 from dcl_processor.processes.visible import Notifier
 
-from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, add_time_limit, named_or_all
 from .output import Output
 from .status import joined, unknown
 
@@ -142,7 +142,7 @@ def _written(counts: Counts, path: Path) -> Iterator[None]:
     except TimeoutError:
         pass  # the next try reports it
     except (OSError, ValueError) as error:  # the latter of a path without a name
-        raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
+        raise unwritable("--metrics-file", path, error) from error
     try:
         with repeated(write_or_warn, INTERVAL):
             yield
@@ -150,11 +150,12 @@ def _written(counts: Counts, path: Path) -> Iterator[None]:
         write_or_warn()
 
 
-def unwritable(path: Path, error: Exception) -> str:
-    """Return the message for a file that cannot be written."""
-    return (
-        f"expected --metrics-file to name a file that can be written, got {path}: "
-        f"{described(error)}; create its folder, or choose another."
+def unwritable(option: str, path: Path | None, error: Exception) -> CommandError:
+    """Return the error of the command for a file that cannot be written."""
+    return CommandError(
+        f"expected {option} to name a file that can be written, got {path}: "
+        f"{described(error)}; create its folder, or choose another.",
+        returncode=USAGE_ERROR,
     )
 
 
@@ -185,11 +186,7 @@ def published(
     try:
         health.ready()
     except OSError as error:
-        raise CommandError(
-            f"expected --health-file to name a file that can be written, got {path}: "
-            f"{error.strerror}; create its folder, or choose another one.",
-            returncode=USAGE_ERROR,
-        ) from error
+        raise unwritable("--health-file", path, error) from error
     try:
         yield health
     finally:
@@ -200,7 +197,7 @@ def published(
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    add_names(parser)
     parser.add_argument(
         "--metrics-file",
         type=Path,
@@ -216,9 +213,7 @@ def _read(output: Output, options: dict[str, Any]) -> None:
     from dcl_processor.contrib import prometheus  # an extra
     from dcl_processor.contrib.prometheus import exposition
 
-    names = options["names"]
-    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
-    left_out = [] if names else registry.broken()
+    chosen, left_out = named_or_all(options["names"])
     output.left_out(left_out)
     found = prometheus.read(chosen, using=options["using"], seconds=options["timeout"])
     metrics = list(prometheus.gauges(found))
@@ -229,7 +224,7 @@ def _read(output: Output, options: dict[str, Any]) -> None:
         try:
             exposition.write(path, metrics)
         except OSError as error:
-            raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
+            raise unwritable("--metrics-file", path, error) from error
     if not_known := unknown(found, left_out):
         raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
 

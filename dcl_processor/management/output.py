@@ -196,10 +196,6 @@ class Output:
         """Write the answer to a question, whatever the verbosity: as JSON, or else as lines."""
         self.lines([json.dumps(document)] if self.as_json else lines)
 
-    def line(self, text: str) -> None:
-        """Write a line of an answer to stdout."""
-        self._write(self._stdout, text)
-
     def lines(self, texts: Iterable[str]) -> None:
         """Write the lines of an answer to stdout."""
         for text in texts:

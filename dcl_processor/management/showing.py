@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import registry
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.processor import BatchProcessor
 
 from . import wording
-from .command_line import NOT_FOUND_OUT, add_time_limit, choose, keys
+from .command_line import NOT_FOUND_OUT, add_time_limit, choose, keys, named_or_all
 from .output import Output
 from .status import joined, unknown
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 #: Seconds that each question may take.
 LIST_TIMEOUT = 1.0
 
-#: The states of a processor that has rows in these conditions.
-STATES = {"in_doubt": "in doubt", "given_up": "given up", "in_progress": "in progress"}
+#: The states of rows that a processor's state names.
+STATES = ("in_doubt", "given_up", "in_progress")
 
 
 def _add_limit(parser: CommandParser) -> None:
@@ -38,17 +37,17 @@ def _list(output: Output, options: dict[str, Any]) -> None:
     """Show every processor, and why the rows of some could not be counted."""
     from dcl_processor.insights.status import status  # not for other actions
 
+    chosen, left_out = named_or_all([])
     down: dict[str, str] = {}
     using, seconds = options["using"], options["timeout"]
     # "paused" without a query if there is no ledger.
     wanted = ("pending", "oldest", "paused", *STATES)
     found = [
         (each, status(each, using=using, seconds=seconds, down=down, only=wanted))
-        for each in choose([], run_all=True)
+        for each in chosen
     ]
     known = [each for _, each in found]
     output.answer([{**each.as_dict(), "state": states(each)} for each in known], _list_lines(found))
-    left_out = registry.broken()
     output.left_out(left_out)
     if not_known := unknown(known, left_out):
         raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
@@ -57,7 +56,7 @@ def _list(output: Output, options: dict[str, Any]) -> None:
 def states(found: Status) -> list[str]:
     """Return the processor's states; "?" if one could not be found out."""
     there = ["paused"] if found.answers["paused"].value else []
-    there += [words for name, words in STATES.items() if found.answers[name].value]
+    there += [wording.LABELS[name] for name in STATES if found.answers[name].value]
     if any(each.how == "unknown" for each in found.answers.values()):
         return [*there, "?"]
     return there or ["waiting" if found.answers["pending"].value else "idle"]
@@ -82,17 +81,6 @@ def _list_lines(found: Sequence[tuple[BatchProcessor[Any], Status]]) -> Iterator
 #: The exit code if there is no such row.
 NOT_THERE = 1
 
-#: The parts of the question, as they are shown.
-PARTS = {
-    "pending": "in pending",
-    "due": "its time has come",
-    "attempts_left": "attempts left",
-    "lease_free": "not leased",
-    "unclaimed": "not claimed",
-    "key_free": "its group is free",
-    "given_up": "given up",
-}
-
 
 def _add_row(parser: CommandParser) -> None:
     """Add the action's own options."""
@@ -112,8 +100,8 @@ def _show(output: Output, options: dict[str, Any]) -> None:
     """Show the row."""
     from dcl_processor.insights import row as insights  # not for other actions
 
-    (processor,) = choose([options["name"]], run_all=False, left_out=NOT_FOUND_OUT)
-    (pk,) = keys(processor, [options["pk"]], using=options["using"], unknown=NOT_FOUND_OUT)
+    (processor,) = choose([options["name"]])
+    (pk,) = keys(processor, [options["pk"]], using=options["using"])
     try:
         row = insights.show(
             processor,
@@ -144,21 +132,16 @@ def lines(row: Row) -> Iterator[str]:
     from dcl_processor.insights.rows import key_text  # as above
 
     yield f"{row.name}, row {printable(key_text(row.pk))}: {row.reason}"
-    for name, label in PARTS.items():
+    for name, label in wording.PARTS.items():
         if (part := row.parts.get(name)) is not None:
-            yield f"  {label:<18} {_yes_or_no(part)}"
+            yes_or_no = "yes" if part.value else "no"
+            yield f"  {label:<18} {part.missing or yes_or_no}"
     for name, value in row.columns.items():
         yield f"  {name:<18} {_value(value)}"
     if row.locked is not None:
         yield from _holders("locked", row.locked)
     if row.probed is not None:
         yield from _holders("locked (probe)", row.probed)
-
-
-def _yes_or_no(part: Any) -> str:
-    if part.value is None:
-        return wording.number(part)
-    return "yes" if part.value else "no"
 
 
 def _value(value: Any) -> str:
@@ -170,7 +153,7 @@ def _value(value: Any) -> str:
 def _holders(label: str, answer: Any) -> Iterator[str]:
     found = answer.value
     if found is None:
-        texts = [wording.number(answer)]
+        texts = [answer.missing]
     else:
         is_locked = getattr(found, "is_locked", None)
         texts = [f"by {wording.holder(each)}" for each in found.holders]

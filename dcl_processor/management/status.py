@@ -13,7 +13,7 @@ from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
 from . import conditions, wording
-from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
+from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, add_time_limit, named_or_all
 from .conditions import duration
 from .output import Output
 
@@ -37,7 +37,7 @@ def tell_of_doubts(processor: BatchProcessor[Any], output: Output, using: str | 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the action's own options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    add_names(parser)
     parser.add_argument(
         "--fail-if",
         action="append",
@@ -76,8 +76,8 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     if options["nagios"]:
         _answer_nagios(output, options)
         return
-    found = _ask(options)
-    left_out = _left_out(options)
+    chosen, left_out = named_or_all(options["names"])
+    found = _ask(chosen, options)
     output.left_out(left_out)
     judged = _judge(found, options, left_out)
     shown = [] if _wanted(options) else (line for each in found for line in lines(each))
@@ -93,14 +93,16 @@ def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
     found: list[Status] = []
     try:
         _refuse_beside_nagios(options)
-        found = _ask(options)
-        judged = _judge(found, options, _left_out(options))
+        chosen, left_out = named_or_all(options["names"])
+        found = _ask(chosen, options)
+        judged = _judge(found, options, left_out)
         code, said = judged.state, judged.sentence
     except CommandError as error:
         said = str(error)
     except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
         said = describe(error)
-    output.line(conditions.line(code, said, found, options["warn_if"], options["fail_if"]))
+    limits = options["warn_if"], options["fail_if"]
+    output.lines([conditions.line(code, said, found, *limits)])
     if output.lost:
         code = conditions.UNKNOWN
     if code:
@@ -119,16 +121,11 @@ def _wanted(options: dict[str, Any]) -> list[conditions.Condition]:
     return [*options["fail_if"], *options["warn_if"]]
 
 
-def _left_out(options: dict[str, Any]) -> list[registry.Broken]:
-    return [] if options["names"] else registry.broken()
-
-
-def _ask(options: dict[str, Any]) -> list[Status]:
+def _ask(chosen: Iterable[BatchProcessor[Any]], options: dict[str, Any]) -> list[Status]:
     from dcl_processor import backlog  # as below
     from dcl_processor.insights import status as insights  # not for other actions
 
-    names, wanted = options["names"], _wanted(options)
-    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
+    wanted = _wanted(options)
     down: dict[str, str] = {}
     numbers = (int(each.bound) for each in wanted if each.name in conditions.NUMBERS)
     return [
@@ -245,7 +242,7 @@ def _got(found: Status, name: str) -> str:
     if name == "locked":
         found_ = str(answer.value and answer.value.rows)
         return f"at least {found_}" if answer.how == "more than" else found_
-    return wording.moment(answer) if name in conditions.AGES else wording.number(answer)
+    return wording.answer(answer)
 
 
 def lines(found: Status) -> Iterator[str]:
@@ -253,24 +250,19 @@ def lines(found: Status) -> Iterator[str]:
     yield f"{found.name} ({found.delivery}, database {found.using!r})"
     answers = found.answers
     yield from _paused(found)
-    yield from _line("pending", wording.number(answers["pending"]))
-    yield from _line("due now", wording.number(answers["due"]))
-    yield from _line("due later", wording.number(answers["later"]))
-    yield from _line("oldest pending", wording.moment(answers["oldest"]) or "none")
-    yield from _line("in progress", wording.number(answers["in_progress"]))
-    since = answers["in_doubt_since"]
-    since_when = f", since {wording.moment(since)}" if since.value is not None else ""
-    yield from _line("in doubt", f"{wording.number(answers['in_doubt'])}{since_when}")
-    yield from _line("given up", wording.number(answers["given_up"]))
+    for name, label in wording.LABELS.items():
+        since = answers.get(f"{name}_since")
+        since_when = f", since {wording.moment(since)}" if since and since.value else ""
+        yield from _line(label, f"{wording.answer(answers[name])}{since_when}")
     yield from _line("last errors", *_errors(found))
-    yield from _line("locked", *_locked(found))
+    yield from _line("locked", *(wording.locked(answers["locked"]) or ["0"]))
 
 
 def _paused(found: Status) -> Iterator[str]:
     """Yield what keeps rows from starting, if anything does; without the ledger nothing can."""
     answer = found.answers.get("paused")
     if answer is not None and answer.how == "unknown":
-        yield from _line("paused", wording.number(answer))
+        yield from _line("paused", answer.missing)
     elif found.kept_back:
         yield from _line("not running", printable(found.kept_back))
     lost = found.answers.get("lost")
@@ -287,7 +279,7 @@ def _errors(found: Status) -> list[str]:
 
     answer = found.answers["errors"]
     if answer.value is None:
-        return [wording.number(answer)]
+        return [answer.missing]
     texts = [
         f"{group.rows:,} × {printable(group.example)} (row {printable(key_text(group.pk))})"
         for group in answer.value
@@ -295,13 +287,3 @@ def _errors(found: Status) -> list[str]:
     if answer.how == "more than":
         texts.append("and others, which were not read")
     return texts or ["none"]
-
-
-def _locked(found: Status) -> list[str]:
-    answer = found.answers["locked"]
-    if answer.value is None:
-        return [wording.number(answer)]
-    holders = [
-        f"{each.rows:,} by {wording.holder(each)}" for each in answer.value.holders if each.rows
-    ]
-    return holders or ["0"]

@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor.clock import utc_text
 from dcl_processor.errors import printable
 from dcl_processor.values import span
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer, Moment
-    from dcl_processor.insights.locks import Holder
+    from dcl_processor.insights.locks import Holder, Locked
+
+#: What people call the answers about a processor.
+LABELS = {
+    "pending": "pending",
+    "due": "due now",
+    "later": "due later",
+    "oldest": "oldest pending",
+    "in_progress": "in progress",
+    "in_doubt": "in doubt",
+    "given_up": "given up",
+}
+
+#: The parts of the question why a row is handled, as they are shown.
+PARTS = {
+    "pending": "in pending",
+    "due": "its time has come",
+    "attempts_left": "attempts left",
+    "lease_free": "not leased",
+    "unclaimed": "not claimed",
+    "key_free": "its group is free",
+    "given_up": "given up",
+}
 
 #: Digits of an estimate that are shown.
 _DIGITS = 4
 
 
+def answer(found: Answer[Any]) -> str:
+    """Write a number of rows or a time, or why it is not known."""
+    return moment(found) if hasattr(found.value, "at") else number(found) or "none"
+
+
 def number(answer: Answer[int]) -> str:
-    """Write a number of rows, or why it is not known."""
+    """Write a number of rows, or why it is not known; empty: there is none."""
     if answer.how == "more than":
         return f"more than {answer.value:,}"
     if answer.how == "estimated":
         return f"~{rounded(answer.value or 0):,} (the planner's estimate: {answer.why})"
-    return _missing(answer) or f"{answer.value:,}"
+    return answer.missing if answer.value is None else f"{answer.value:,}"
 
 
 def short(answer: Answer[int]) -> str:
@@ -45,10 +72,10 @@ def age(answer: Answer[Moment]) -> str:
 def moment(answer: Answer[Moment]) -> str:
     """Write a time, and how far away it is; empty: there is none."""
     if answer.value is None:
-        return _missing(answer)
+        return answer.missing
     seconds = answer.value.seconds
     away = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
-    return f"{time(answer.value.at)} ({away})"
+    return f"{utc_text(answer.value.at)} ({away})"
 
 
 def labelled(label: str, width: int, *texts: str) -> Iterator[str]:
@@ -70,9 +97,11 @@ def action(number: int, keys: str, values: str, reason: str, error: str) -> str:
     return f"{rows(number, printable(keys))}{said}"
 
 
-def time(at: datetime) -> str:
-    """Write a time that is in UTC."""
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+def locked(answer: Answer[Locked]) -> list[str]:
+    """Write how many rows each session holds, or why it is not known; empty: no session does."""
+    if answer.value is None:
+        return [answer.missing]
+    return [f"{each.rows:,} by {holder(each)}" for each in answer.value.holders if each.rows]
 
 
 def holder(holder: Holder) -> str:
@@ -85,7 +114,7 @@ def holder(holder: Holder) -> str:
         holder.application_name,
         holder.role and f"role {holder.role}",
         holder.client,
-        holder.since and f"since {time(holder.since)}",
+        holder.since and f"since {utc_text(holder.since)}",
         holder.state,
         holder.query,
     ]
@@ -101,9 +130,3 @@ def holder(holder: Holder) -> str:
 def rounded(number: int) -> int:
     """Return an estimate with as many digits as it can be trusted for."""
     return round(number, min(0, _DIGITS - len(str(number))))
-
-
-def _missing(answer: Answer[Any]) -> str:
-    if answer.how == "unknown":
-        return f"could not be found out: {answer.why}"
-    return f"not recorded: {answer.why}" if answer.how == "not recorded" else ""

@@ -77,5 +77,6 @@ def test_a_chart_says_in_words_what_it_shows() -> None:
     assert found is not None
     assert found.rows == ((at, 1_000), (later, 200))
     assert found.summary == (
-        "Pending rows: 1,000 at 2026-01-02 03:04:05, 200 at 2026-01-15 03:04:05 UTC, 1,000 at most."
+        "Pending rows: 1,000 at 2026-01-02 03:04:05 UTC, 200 at 2026-01-15 03:04:05 UTC, "
+        "1,000 at most."
     )

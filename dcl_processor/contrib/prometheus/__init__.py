@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.insights import status as insights
-from dcl_processor.insights.answer import Answer, How, Moment
+from dcl_processor.insights.answer import TIMEOUT, Answer, How
 from dcl_processor.observers import Observer
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.registry import processors
@@ -92,7 +92,7 @@ class Gauges(Collector):
         """Return the metrics; scrapes that come at once wait for one reading."""
         with self._lock:
             if time.monotonic() - self._read_at >= FRESH_FOR:
-                found = read(self._processors(), using=None, seconds=insights.TIMEOUT)
+                found = read(self._processors(), using=None, seconds=TIMEOUT)
                 self._metrics = list(gauges(found))
                 # From the end of the reading, which may take long itself.
                 self._read_at = time.monotonic()
@@ -138,10 +138,8 @@ def _is_unknown(answer: Answer[Any]) -> bool:
 def _value(answer: Answer[Any]) -> float | None:
     if _is_unknown(answer) or answer.how is How.NOT_RECORDED:
         return None
-    if isinstance(answer.value, Moment):
-        return max(0.0, answer.value.seconds)
-    # An exact answer without a value is a time of no row.
-    return float(answer.value or 0) + (answer.how is How.MORE_THAN)
+    # A time of no row is 0, and so is one to come.
+    return max(0.0, answer.least)
 
 
 _gauges = CollectorRegistry()

@@ -208,14 +208,14 @@ class Command(BaseCommand):
                 "see what its next run would do.",
                 returncode=USAGE_ERROR,
             )
-        chosen = choose(options["names"], run_all=options["all"])
+        chosen = choose(options["names"], run_all=options["all"], left_out=1)
         if options["exclude"]:
             if not options["all"]:
                 raise CommandError(
                     "expected --exclude beside --all, got names; leave --exclude out.",
                     returncode=USAGE_ERROR,
                 )
-            left_out = choose(options["exclude"], run_all=False)
+            left_out = choose(options["exclude"], left_out=1)
             chosen = [each for each in chosen if each not in left_out]
         # One name for all of them, because the session stays open from one to the next.
         work = label([processor.name for processor in chosen])
@@ -341,7 +341,7 @@ def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> 
             "name before --pk.",
             returncode=USAGE_ERROR,
         )
-    return Q(pk__in=keys(chosen[0], options["pk"], using=options["using"]))
+    return Q(pk__in=keys(chosen[0], options["pk"], using=options["using"], unknown=1))
 
 
 def _failed(report: Report) -> int:
