@@ -11,17 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from django.apps import apps
-
 from dcl_processor import ledger
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.management.controlling import parse_until
 from dcl_processor.masking import shown
+from dcl_processor.oversight import has_ledger
 from dcl_processor.processor import BatchProcessor
-
-APP = "dcl_processor.ledger"
 
 #: What can be done with a processor, and what it is called on a button.
 CONTROLS: Mapping[str, str] = {
@@ -50,14 +47,9 @@ class Control:
     is_paused: bool = False
 
 
-def is_installed() -> bool:
-    """Return whether the ledger's app is installed."""
-    return apps.is_installed(APP)
-
-
 def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
     """Return the states of processors by name, that of ``ALL`` first; empty without the ledger."""
-    if not is_installed() or not processors:
+    if not has_ledger() or not processors:
         return {}
     try:
         with _in_time():

@@ -23,6 +23,7 @@ from dcl_processor.insights.row import show
 from dcl_processor.insights.rows import key_of, question_of
 from dcl_processor.management.wording import holder
 from dcl_processor.masking import shown
+from dcl_processor.oversight import has_ledger
 from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
@@ -158,9 +159,7 @@ def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") ->
         return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
-    if not ledger.is_installed() or wanted not in (
-        ledger.CONTROLS if object_id else ledger.FOR_ALL
-    ):
+    if not has_ledger() or wanted not in (ledger.CONTROLS if object_id else ledger.FOR_ALL):
         raise Http404("expected a control of an installed ledger")
     name = processor.name if object_id else ledger.ALL
     who = name or "all processors"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.db.models import F, Q, QuerySet
 
 from dcl_processor import backlog
@@ -16,6 +15,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.diagnosis import explain
 from dcl_processor.operator_states import default_age
+from dcl_processor.oversight import LEDGER, has_ledger
 from dcl_processor.processor import BatchProcessor
 
 from . import rows
@@ -42,9 +42,9 @@ NUMBERS = (
     "locked",
 )
 
-#: The app that has further answers: since when a processor is paused, and how many runs have no
-#: heartbeat and no end.
-LEDGER, OF_LEDGER = "dcl_processor.ledger", ("paused", "lost")
+#: The answers of the ledger: since when a processor is paused, and how many runs have no heartbeat
+#: and no end.
+OF_LEDGER = ("paused", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,6 @@ class _Subject:
         if answer.value.rows == 0:
             return Answer.unknown(f"none of the first {most:,} pending rows; there are more")
         return replace(answer, how=How.MORE_THAN)
-
-
-def has_ledger() -> bool:
-    """Return whether the app is installed."""
-    return apps.is_installed(LEDGER)
 
 
 def _of_ledger(

@@ -11,7 +11,6 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.core.management.base import CommandError, CommandParser
 from django.db import Error
 from django.utils import timezone
@@ -22,6 +21,7 @@ from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import one_line
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.oversight import LEDGER, has_ledger
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import parse_duration
 
@@ -31,8 +31,6 @@ from .output import Output
 
 if TYPE_CHECKING:
     from dcl_processor.ledger.records import Recorded, RecordedAction
-
-LEDGER = "dcl_processor.ledger"
 
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 10.0
@@ -137,7 +135,7 @@ def _history(
 
 def refuse_without_ledger() -> None:
     """Raise unless the project has the ledger."""
-    if not apps.is_installed(LEDGER):
+    if not has_ledger():
         raise CommandError(
             f"expected {LEDGER!r} in INSTALLED_APPS, where orders and records are kept, got none; "
             "add it, and run manage.py migrate.",
