@@ -14,7 +14,7 @@ from dcl_processor import steady as time
 from dcl_processor.report import Report
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
+    from dcl_processor.processor import BatchProcessor
 
 #: Seconds between two looks for a stop while a watch waits, which is most of its life.
 POLL_IDLE = 0.2
@@ -45,39 +45,32 @@ def did_something(report: Report) -> bool:
 class Pace:
     """The next run of one processor; ``due`` is its time."""
 
+    processor: BatchProcessor[Any]
     interval: float
-    #: Whether a row that fails, or is snoozed, can wait, because a column keeps its next time.
-    rows_wait: bool
-    #: Whether rows may be pending forever: then handled rows predict nothing about the next run.
-    repeats: bool
     due: float = field(default_factory=time.monotonic)
+    #: Runs that could not start, since the last one that did.
+    failures: int = 0
     _no_sooner: float = 0.0
-    _failures: int = 0
-
-    @classmethod
-    def of(cls, processor: Definition[Any], interval: float) -> Pace:
-        """Return the pace of a processor that has not run yet."""
-        retry = processor.retry
-        rows_wait = retry is not None and retry.next_attempt_at is not None
-        return cls(interval, rows_wait, processor.repeats)
 
     def ran(self, report: Report) -> None:
         """Run again at once after a run that made progress, unless it would try the same rows."""
         now = time.monotonic()
-        self._failures = 0
+        self.failures = 0
+        retry, repeats = self.processor.retry, self.processor.repeats
+        # A row that fails, or is snoozed, can wait if a column keeps its next time.
+        rows_wait = retry is not None and retry.next_attempt_at is not None
         got_on = report.processed + report.discarded > 0
-        same_rows = self.repeats or (report.failed + report.snoozed > 0 and not self.rows_wait)
+        # If rows may be pending forever, handled rows predict nothing about the next run.
+        same_rows = repeats or (report.failed + report.snoozed > 0 and not rows_wait)
         self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
-        has_more = report.stopped in {"limit", "timeout"} and not self.repeats
+        has_more = report.stopped in {"limit", "timeout"} and not repeats
         drained = report.stopped == "drained" and not same_rows
         self.due = now if got_on and (has_more or drained) else now + self._wait()
 
-    def broke(self) -> float:
-        """Postpone the next try after a run that could not start; return by how many seconds."""
-        self._failures += 1
-        wait = backoff(self._failures)
-        self.due = self._no_sooner = time.monotonic() + wait
-        return wait
+    def broke(self) -> None:
+        """Postpone the next try after a run that could not start."""
+        self.failures += 1
+        self.due = self._no_sooner = time.monotonic() + backoff(self.failures)
 
     def wake(self) -> None:
         """Run now."""

@@ -68,13 +68,6 @@ Tell = Callable[[str, Event], None]
 
 
 @dataclass(slots=True)
-class _Turn:
-    processor: BatchProcessor[Any]
-    pace: Pace
-    in_trouble: bool = False
-
-
-@dataclass(slots=True)
 class Watch:
     """Watches until it is stopped, or reaches the end of its plan."""
 
@@ -85,7 +78,7 @@ class Watch:
     #: The record of the command, if there is one, by which an operator gives orders.
     record: Command | None = None
     _is_ended: bool = False
-    _turns: dict[str, _Turn] = field(default_factory=dict)
+    _turns: dict[str, Pace] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
 
     def run(self) -> bool:
@@ -94,13 +87,13 @@ class Watch:
         Returns whether there was a processor to run until the end, or until an operator ended it.
         """
         for each in self.processors:
-            self._turns[each.name] = _Turn(each, Pace.of(each, self.plan.interval))
+            self._turns[each.name] = Pace(each, self.plan.interval)
         self._listeners = self._listen() if self.plan.listen else []
         try:
             while self._turns and not self._is_over():
-                turn = min(self._turns.values(), key=lambda turn: turn.pace.due)
-                self._wait(turn.pace.due)
-                is_due = turn.pace.due <= time.monotonic()
+                turn = min(self._turns.values(), key=lambda turn: turn.due)
+                self._wait(turn.due)
+                is_due = turn.due <= time.monotonic()
                 if is_due and not self._is_over() and turn.processor.name in self._turns:
                     self._run(turn)
         finally:
@@ -138,7 +131,7 @@ class Watch:
     def _is_woken(self) -> bool:
         woken = {name for listener in self._listeners for name in listener.poll()}
         for name in woken & self._turns.keys():
-            self._turns[name].pace.wake()
+            self._turns[name].wake()
         return bool(woken) or self._has_orders()
 
     def _has_orders(self) -> bool:
@@ -147,13 +140,13 @@ class Watch:
             return False
         wake, end = (self._turns.keys() & set(names) for names in self.record.take_orders())
         for name in wake:
-            self._turns[name].pace.wake()
+            self._turns[name].wake()
         for name in end:
             self._is_ended = True
             del self._turns[name]
         return bool(wake or end)
 
-    def _run(self, turn: _Turn) -> None:
+    def _run(self, turn: Pace) -> None:
         processor, trouble = turn.processor, None
         try:
             limits = [
@@ -177,16 +170,11 @@ class Watch:
         if did_something(report):
             self.tell(processor.name, report)
         if trouble is None:
-            turn.pace.ran(report)
-            if turn.in_trouble:
-                turn.in_trouble = False
+            if turn.failures:
                 self.tell(processor.name, Recovered())
-        else:
-            self._broke(turn, trouble)
-
-    def _broke(self, turn: _Turn, trouble: Trouble) -> None:
-        self.tell(turn.processor.name, trouble)
-        turn.pace.broke()
-        turn.in_trouble = True
+            turn.ran(report)
+            return
+        self.tell(processor.name, trouble)
+        turn.broke()
         if trouble.is_final:
-            del self._turns[turn.processor.name]
+            del self._turns[processor.name]
