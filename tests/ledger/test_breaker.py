@@ -194,7 +194,7 @@ def test_a_run_does_not_wait_without_end_for_a_row_that_another_machine_tries(
     ledger.read([NAME])
     assert overseer.hold().wait > 500
     clock.now += 700
-    orders.renew_probe(NAME, Breaker(3, pause=600))
+    orders.set_probe(NAME, 600)
     ledger.read([NAME])
     assert overseer.hold() == Hold("breaker")
 
