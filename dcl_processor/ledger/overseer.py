@@ -45,10 +45,10 @@ class RunOverseer:
         hands_out: bool,
     ) -> None:
         self.work = work
+        self.counts = counts.counts
         self.record = record
         self._ledger = ledger
         self._name = processor.name
-        self._counts = counts
         self._breaker = processor.breaker
         self._hands_out = hands_out
         self._tokens = None if processor.rate is None else ledger.tokens_of(processor)
@@ -192,5 +192,5 @@ class RunOverseer:
                 self._change(lambda: control.set_probe(self._name, 0))
         finally:
             if not self._hands_out:
-                self.work.end(self._counts)
+                self.work.end(self)
             self._ledger.end_run(self, report, error)

@@ -77,7 +77,10 @@ def run(
     with oversight.command("run", [processor.name]) as record:
         # Not longer, because a supervisor shows the health of its workers instead.
         with Monitor(health.beat, pace=health.pace):
-            needed = _needed(processor, workers, options) if workers > 1 or supervised else 1
+            needed = 1
+            if workers > 1 or supervised:
+                known: Any = {each: options.get(each) for each in ("limit", "filter", "using")}
+                needed = backlog.workers_needed(processor, workers, **known)
             if needed == 0 or (needed == 1 and not supervised):
                 with row_callback(processor, on_row):
                     report = processor.run(**options, stop=stop)
@@ -208,13 +211,6 @@ def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
         # processor uses: there the handlers are interrupted, and not killed.
         return False
     return True
-
-
-def _needed(processor: BatchProcessor[Any], workers: int, options: RunOptions) -> int:
-    """Return how many workers have a pending row, and a slot for it; the others are not started."""
-    most = min(workers, processor.max_workers or workers)
-    filter, using = options.get("filter"), options.get("using")
-    return min(most, backlog.count(processor, filter=filter, using=using, most=most - 1))
 
 
 @contextmanager

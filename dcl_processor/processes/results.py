@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.report import COUNTS, Report, Stopped
+from dcl_processor.report import COUNTS, TRIED, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
 from dcl_processor.signals import OnRow
 
@@ -26,12 +26,11 @@ OnCounts = Callable[["Samples"], None]
 
 
 def shares(limit: int | None, workers: int) -> list[int | None]:
-    """Divide a limit as evenly as possible; leave out workers that could handle no row."""
+    """Divide a limit as evenly as possible."""
     if limit is None:
         return [None] * workers
     each, rest = divmod(limit, workers)
-    shares: list[int | None] = [each + (number < rest) for number in range(workers)]
-    return [share for share in shares if share] or [0]
+    return [each + (number < rest) for number in range(workers)]
 
 
 class Outcomes:
@@ -97,7 +96,7 @@ def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> 
     last = max(reports, key=lambda report: report.duration, default=None)
     for count in ("held", "skipped"):
         counts[count] = 0 if last is None else getattr(last, count)
-    tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
+    tried = sum(counts[count] for count in TRIED)
     failures = {str(failure.pk): failure for report in reports for failure in report.failures}
     if all(report.failed == len(report.failures) for report in reports):
         counts["failed"] = len(failures)

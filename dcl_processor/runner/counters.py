@@ -16,7 +16,7 @@ from dcl_processor.errors import add_note, forget_frames, traceback_text
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.log_fields import error_fields, fields, log
-from dcl_processor.report import Failure, Report, Stopped
+from dcl_processor.report import TRIED, Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def log_end(report: Report) -> None:
         log(logger, logging.ERROR, message, report.name, more, extra=extra)
     level = logging.INFO if report.did_something else logging.DEBUG
     if logger.isEnabledFor(level):
-        rows = report.processed + report.failed + report.discarded + report.snoozed
+        rows = sum(getattr(report, each) for each in TRIED)
         extra = fields(report.name, row_count=rows, duration=report.duration)
         log(logger, level, "%s", report, extra=extra)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import steady as time
-from dcl_processor.report import Report
+from dcl_processor.report import TRIED, Report
 
 if TYPE_CHECKING:
     from dcl_processor.processor import BatchProcessor
@@ -37,8 +37,7 @@ def backoff(failures: int) -> float:
 
 def did_something(report: Report) -> bool:
     """Return whether any row was tried; other workers report the rows that they have locked."""
-    outcomes = (report.processed, report.failed, report.discarded, report.snoozed)
-    return any(outcomes) or report.lease_lost > 0
+    return any(getattr(report, each) for each in (*TRIED, "lease_lost"))
 
 
 @dataclass(slots=True)

@@ -159,7 +159,7 @@ def test_the_exit_codes_of_the_probe(file: Path) -> None:
     assert missing.stdout == f"not alive: {file}: No such file or directory\n"
     wrong = probe(str(file), "--max-age", "soon")
     assert wrong.returncode == 2
-    assert "expected a number of seconds above 0, got 'soon'" in wrong.stderr
+    assert "--max-age: invalid float value: 'soon'" in wrong.stderr
     assert probe().returncode == 2
 
 

@@ -285,7 +285,7 @@ def test_an_interrupt_while_its_try_is_given_up_ends_the_run_in_the_ledger(
     monkeypatch.setattr(overseer, "_change", interrupt)
     with pytest.raises(KeyboardInterrupt):
         overseer.end(Report(name=NAME), None)
-    assert ledger._overseers == []
+    assert ledger._records == []
 
 
 if SENDS_SEVERAL:  # elsewhere each COMMIT is sent at once

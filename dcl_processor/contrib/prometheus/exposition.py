@@ -25,18 +25,9 @@ from prometheus_client.registry import Collector
 
 from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics import (
-    AGES,
-    DURATIONS,
-    LAST_SUCCESS,
-    OUTCOMES,
-    ROWS,
-    Samples,
-    added,
-    succeeded,
-)
+from dcl_processor.metrics import AGES, DURATIONS, LAST_SUCCESS, ROWS, Samples, added, succeeded
 from dcl_processor.observers import Handling, Observer
-from dcl_processor.report import Report
+from dcl_processor.report import TRIED, Report
 
 RETRIES, LOST_LEASES = "dcl_processor_retries", "dcl_processor_lost_leases"
 HANDLER = "dcl_processor_handler_duration_seconds"
@@ -82,7 +73,7 @@ class ProcessMetrics(Observer):
 
     def _begin(self, name: str) -> None:
         """Expose 0 from the beginning, because the first increase of a new series is not seen."""
-        for outcome in OUTCOMES:
+        for outcome in TRIED:
             self._rows.labels(name, outcome)
         for each in (self._retries, self._lost, self._handler, self._lock, self._age):
             each.labels(name)
@@ -99,7 +90,7 @@ class ProcessMetrics(Observer):
             self._handler.labels(handling.call.label).observe(handling.call.duration)
 
     def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
-        if outcome in OUTCOMES:
+        if outcome in TRIED:
             self._rows.labels(name, outcome).inc()
         else:
             self._lost.labels(name).inc()
