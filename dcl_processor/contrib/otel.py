@@ -27,7 +27,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
-from dcl_processor import __version__, observers
+from dcl_processor import __version__, observers, worker
 from dcl_processor.errors import describe
 from dcl_processor.log_fields import Running
 from dcl_processor.masking import shown
@@ -35,7 +35,6 @@ from dcl_processor.metrics import AGES, DURATIONS
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import TRIED, Report
-from dcl_processor.worker import worker_number
 
 SYSTEM, OPERATION = "dcl_processor", "process"
 
@@ -256,7 +255,7 @@ def _of(name: str) -> dict[str, str]:
 
 def _attributes(running: Running | None) -> dict[str, Any]:
     """Return what the spans of a run and of its rows have in common."""
-    own = {"dcl_processor.worker": worker_number()}
+    own = {"dcl_processor.worker": worker.number}
     if running is None:
         return own
     return {**own, "dcl_processor.delivery": running.delivery, "dcl_processor.run.id": running.id}

@@ -20,9 +20,10 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from dcl_processor.database.time_limit import lock_timeout
+from dcl_processor.worker import HOST
 
-#: Characters: of a processor's name, a host's name, a person, and a text.
-NAME, HOST, PERSON, TEXT = 255, 64, 150, 500
+#: Characters: of a processor's name, a person, and a text.
+NAME, PERSON, TEXT = 255, 150, 500
 
 Time = TypeVar("Time", bound=datetime | None)
 

@@ -8,7 +8,6 @@ process, which alone writes the row.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.oversight import Progress
 from dcl_processor.report import COUNTS
+from dcl_processor.worker import host
 
-from .models import HOST, Look, RecordedRun, alias
+from .models import Look, RecordedRun, alias
 
 if TYPE_CHECKING:
     from .orders import Orders
@@ -212,8 +212,3 @@ def looked(processor: str) -> None:
     Look.objects.using(alias()).update_or_create(
         processor=processor, host=host(), defaults={"looked_at": DatabaseNow()}
     )
-
-
-def host() -> str:
-    """Return the name of this host, as the ledger keeps it."""
-    return socket.gethostname()[:HOST]

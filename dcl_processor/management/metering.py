@@ -19,7 +19,7 @@ from django.core.management.base import CommandError, CommandParser
 from dcl_processor import observers, registry
 from dcl_processor.masking import described
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import Health, HealthFile
+from dcl_processor.processes.health import Health
 from dcl_processor.processes.visible import Notifier
 
 from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose
@@ -180,7 +180,7 @@ def published(
     ``owns_process``: only then systemd's variables are for this command, and are removed.
     """
     notifier = Notifier.taken_from(os.environ) if owns_process else None
-    file = None if path is None else HealthFile(path)
+    file = None if path is None else path.absolute()
     health = Health(names, stop, file, notifier)
     try:
         health.ready()
