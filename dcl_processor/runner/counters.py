@@ -54,9 +54,9 @@ class Counters:
 
     @property
     def is_to_be_careful(self) -> bool:
-        """Whether the next batch is to have one row, because its flip may turn out to be wrong."""
+        """Whether a flip that needs the handler's result may turn out to be wrong."""
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
-        return self.processor._flip_needs_result and (seems_wrong or not self.handled)
+        return seems_wrong or not self.handled
 
     def fails_too_often(self, so_far: dict[Any, Outcome]) -> bool:
         """Return whether these outcomes, once they are counted, end the run, or let it move.
