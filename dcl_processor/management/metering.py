@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from dcl_processor.contrib.prometheus.exposition import Counts
-    from dcl_processor.processes.results import OnCounts
+    from dcl_processor.processes.pool import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
 

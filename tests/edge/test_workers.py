@@ -29,10 +29,10 @@ from hypothesis import strategies as st
 from dcl_processor import Report
 from dcl_processor.diagnosis import ErrorInWorker, Trouble
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.processes import pool, results
+from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop, polite_stop
 from dcl_processor.processes.news import Died, portable
-from dcl_processor.processes.results import Outcomes, merge
+from dcl_processor.processes.pool import Outcomes, merge
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.report import Failure
 from tests.edge.manage import alias, at_gate, output, processors, python, started
@@ -401,7 +401,7 @@ def test_a_limit_is_reached_by_every_row_that_was_tried() -> None:
 
 @given(limit=st.none() | st.integers(0, 1000), workers=st.integers(1, 50))
 def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, workers: int) -> None:
-    shares = results.shares(limit, workers)
+    shares = pool.shares(limit, workers)
     if limit is None:
         assert shares == [None] * workers
         return
