@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -121,10 +122,10 @@ def _written(counts: Counts, path: Path) -> Iterator[None]:
     In a thread: another command may have the lock of the file, and may be stopped. A file that
     cannot be written is reported once, and ends no run.
     """
-    from dcl_processor.contrib.prometheus.exposition import TextFile  # an extra
+    from dcl_processor.contrib.prometheus.exposition import add_to_file  # an extra
     from dcl_processor.metrics import handing_over, repeated
 
-    write = handing_over(counts.samples, TextFile(path).add)
+    write = handing_over(counts.samples, partial(add_to_file, path))
     is_broken = False
 
     def write_or_warn() -> None:

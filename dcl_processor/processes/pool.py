@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
@@ -21,7 +21,6 @@ from dcl_processor import backlog, observers, oversight, registry, worker
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.metrics import LAST_SUCCESS, Samples, sent, succeeded
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, TRIED, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
@@ -36,13 +35,16 @@ from .news import Died, News
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
 
+if TYPE_CHECKING:
+    from dcl_processor.metrics import Samples
+
 logger = logging.getLogger("dcl_processor")
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_WORKERS = 256
 
 #: Takes what one of several workers has counted since its last message.
-OnCounts = Callable[[Samples], None]
+OnCounts = Callable[["Samples"], None]
 
 
 class RunOptions(TypedDict, total=False):
@@ -239,6 +241,7 @@ def _member(
     counting: Any = nullcontext()
     if sends_counts:
         from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
+        from dcl_processor.metrics import sent
 
         # By the name of one; those of all are in the samples.
         counting = sent(lambda new: send(names[0], Counted(new)), Counts(is_share=is_share))
@@ -463,5 +466,7 @@ def tell_of_success(
     """Report the success of a run that several workers share; each sees only its own rows."""
     if on_counts is None or not all(isinstance(each, Report) for each in workers):
         return
+    from dcl_processor.metrics import LAST_SUCCESS, succeeded  # not for others
+
     if workers and succeeded(report):
         on_counts({(LAST_SUCCESS, (("processor", report.name),)): time.time()})

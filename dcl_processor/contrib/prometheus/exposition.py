@@ -187,45 +187,40 @@ fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 LOCKED_WITHIN, PAUSE = 5.0, 0.02
 
 
-class TextFile:
-    """The file at a path; the file beside it, with ``.lock`` behind its name, is its lock."""
+def add_to_file(path: Path, samples: Samples) -> None:
+    """Add samples to those in the file; readers see the old file, or the new one.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Raises ``OSError`` if the file cannot be written, and ``TimeoutError`` if another process keeps
+    its lock. A file with other contents is replaced, such as buckets of another version.
+    """
+    with _locked(path.with_name(f"{path.name}.lock")):
+        write(path, families(added(_read(path), samples)))
 
-    def add(self, samples: Samples) -> None:
-        """Add samples to those in the file; readers see the old file, or the new one.
 
-        Raises ``OSError`` if the file cannot be written, and ``TimeoutError`` if another process
-        keeps its lock. A file with other contents is replaced, such as buckets of another version.
-        """
-        with self._locked():
-            write(self._path, families(added(self._read(), samples)))
+def _read(path: Path) -> Samples:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = _samples(text_string_to_metric_families(text))
+    except (FileNotFoundError, ValueError):
+        return {}
+    bounds = {dict(labels).get("le") for _, labels in found}
+    return found if bounds <= {None, "+Inf", *map(str, (*DURATIONS, *AGES))} else {}
 
-    def _read(self) -> Samples:
-        try:
-            text = self._path.read_text(encoding="utf-8")
-            found = _samples(text_string_to_metric_families(text))
-        except (FileNotFoundError, ValueError):
-            return {}
-        bounds = {dict(labels).get("le") for _, labels in found}
-        return found if bounds <= {None, "+Inf", *map(str, (*DURATIONS, *AGES))} else {}
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self._path.with_name(f"{self._path.name}.lock")
-        until = time.monotonic() + LOCKED_WITHIN
-        with lock.open("a") as file:
-            # Never waits in the kernel, where it could wait without limit: the process that has the
-            # lock may be stopped.
-            while fcntl is not None:
-                with suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if time.monotonic() >= until:
-                    raise TimeoutError(f"another process has kept {lock} for {LOCKED_WITHIN:g} s")
-                time.sleep(PAUSE)
-            yield
+@contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    until = time.monotonic() + LOCKED_WITHIN
+    with lock.open("a") as file:
+        # Never waits in the kernel, where it could wait without limit: the process that has the
+        # lock may be stopped.
+        while fcntl is not None:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() >= until:
+                raise TimeoutError(f"another process has kept {lock} for {LOCKED_WITHIN:g} s")
+            time.sleep(PAUSE)
+        yield
 
 
 def write(path: Path, metrics: Iterable[Metric]) -> None:
