@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report, Retry, batch_processor
-from dcl_processor.watch import polling
-from dcl_processor.watch.polling import LONGEST_BACKOFF, Pace, did_something
+from dcl_processor.steady import LONGEST_BACKOFF
+from dcl_processor.watch import watch
+from dcl_processor.watch.watch import Pace, did_something
 from tests.models import Parcel
 
 
@@ -28,7 +29,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(polling, "time", CLOCK)
+    monkeypatch.setattr(watch, "time", CLOCK)
     return CLOCK
 
 
