@@ -6,7 +6,6 @@ It does not import Django, which takes seconds of processor time that a probe wo
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="What --health-file of the command names.")
     parser.add_argument(
         "--max-age",
-        type=_seconds,
+        type=float,
         default=MAX_AGE,
         metavar="SECONDS",
         help=f"The age from which on the workers count as dead (default: {MAX_AGE:g}).",
@@ -42,16 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
     most = "" if is_fresh else f", expected at most {options.max_age:g} s"
     print(f"{verdict}: written {age:.1f} s ago{most}")
     return 0 if is_fresh else 1
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
 
 
 if __name__ == "__main__":

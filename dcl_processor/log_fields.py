@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import worker
 from .errors import escaped, frames_of, printable, traceback_text
 from .masking import described, shown_traceback
-from .worker import worker_number
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -53,7 +53,7 @@ def fields(processor: str, *, pk: Any = None, **known: Any) -> dict[str, Any]:
 
     ``known``: further fields; those that are ``None`` are left out.
     """
-    found: dict[str, Any] = {"processor": processor, "worker": worker_number()}
+    found: dict[str, Any] = {"processor": processor, "worker": worker.number}
     run = running.get()
     if run is not None and run.name == processor:
         found.update(using=run.using, run_id=run.id)

@@ -20,9 +20,6 @@ Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 ROWS = "dcl_processor_rows"
 LAST_SUCCESS = "dcl_processor_last_success_timestamp_seconds"
 
-#: The outcomes of rows that a handler was called for, as ``row_finished`` has them.
-OUTCOMES = ("processed", "failed", "discarded", "snoozed")
-
 #: Upper bounds of durations, in seconds. Libraries' defaults end at 10 s; handlers take minutes.
 DURATIONS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

@@ -111,8 +111,3 @@ def _report(observer: Observer, method: str, error: BaseException) -> None:
     message = "%s.%s() raised, and what it would have recorded is missing; the run continues: %s"
     kinds = type(observer).__name__, method, type(error).__name__
     log_fields.log(logger, logging.WARNING, message, *kinds, extra={}, exc_info=error)
-
-
-def flush() -> None:
-    """Let the observers send what they keep, because this process is about to end."""
-    tell("flush")

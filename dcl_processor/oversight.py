@@ -1,7 +1,7 @@
-"""What an app may add to runs: whether rows may start now, and a record of what the runs do.
+"""What the ledger adds to runs: whether rows may start now, and a record of what the runs do.
 
-Nothing is added unless such an app is installed: ``dcl_processor.ledger`` registers itself here
-when Django has loaded it. Without it a run makes no call, starts no thread and sends no query.
+Nothing is added unless that app is installed: ``dcl_processor.ledger``. Without it a run starts no
+thread and sends no query.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
+from django.conf import settings
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
@@ -54,26 +56,21 @@ class Progress:
     is_last: bool = False
 
 
-#: The app.
+#: The app, by its name: no stage imports it.
 LEDGER = "dcl_processor.ledger"
-
-_find: Callable[[], Oversight | None] | None = None
 
 
 def has_ledger() -> bool:
-    """Return whether the project has the app, which its settings may switch off."""
+    """Return whether the app is installed; the settings may have switched off what runs do."""
     return apps.is_installed(LEDGER)
 
 
-def install(find: Callable[[], Oversight | None] | None) -> None:
-    """Register the app by a function that returns its oversight, or ``None``: it is off."""
-    global _find  # noqa: PLW0603  # there is one such app in a process
-    _find = find
-
-
 def installed() -> Oversight | None:
-    """Return the oversight of this process, if there is any."""
-    return None if _find is None else _find()
+    """Return the ledger of this process, if it is installed, and the settings leave it on."""
+    if not has_ledger() or not getattr(settings, "DCL_PROCESSOR_LEDGER", True):
+        return None
+    found: Oversight = import_module(f"{LEDGER}.ledger").ledger()
+    return found
 
 
 def of_run(

@@ -29,7 +29,9 @@ MOST_COUNTED = 10_000
 #: Keys that one line names, and characters of each.
 _KEYS, _LONGEST_KEY = 3, 40
 
-COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost", "held")
+#: The outcomes of rows that a handler was called for, as ``row_finished`` has them; and all counts.
+TRIED = ("processed", "failed", "discarded", "snoozed")
+COUNTS = (*TRIED, "skipped", "stale", "lease_lost", "held")
 
 
 @dataclass(frozen=True, slots=True)

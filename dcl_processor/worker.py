@@ -23,12 +23,12 @@ def worker_name() -> str:
     other process. Use the function as a value of ``claim``: it is called at each claim, so that a
     process that was forked has its own name.
     """
-    return f"{socket.gethostname()[:HOST]}:{os.getpid()}:{worker_number()}"
+    return f"{host()}:{os.getpid()}:{number}"
 
 
-def worker_number() -> int:
-    """Return the number of the worker that this process is; 0 if it is none."""
-    return number
+def host() -> str:
+    """Return the name of this host, as columns keep it."""
+    return socket.gethostname()[:HOST]
 
 
 def this_user() -> str:

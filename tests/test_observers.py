@@ -274,7 +274,7 @@ def test_an_observer_that_raises_costs_no_row(
     the.errands(3)
     with looking_on(Raising()):
         report = make(lambda row: None).run()
-        observers.flush()
+        observers.tell("flush")
     assert (report.processed, report.stopped) == (3, "drained")
     assert Errand.objects.filter(done=True).count() == 3
     assert "SystemExit: postgres://shop:***@db/x" in caplog.text

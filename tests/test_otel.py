@@ -236,7 +236,7 @@ def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(
     the.errands(1)
     the.transactional(lambda row: None).run()
     try:
-        observers.flush()
+        observers.tell("flush")
         assert waits.wait(30)
         assert not go.is_set()
     finally:

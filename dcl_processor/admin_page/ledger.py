@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcl_processor import ledger, oversight
+from dcl_processor import ledger
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.management.controlling import parse_until
 from dcl_processor.masking import shown
+from dcl_processor.oversight import has_ledger
 from dcl_processor.processor import BatchProcessor
 
 #: What can be done with a processor, and what it is called on a button.
@@ -47,7 +48,7 @@ class Control:
 
 def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
     """Return the states of processors by name, that of ``ALL`` first; empty without the ledger."""
-    if not oversight.has_ledger() or not processors:
+    if not has_ledger() or not processors:
         return {}
     from dcl_processor.ledger.models import alias  # its tables are models of an app
 

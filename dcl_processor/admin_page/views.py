@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dcl_processor import oversight, registry
+from dcl_processor import registry
 from dcl_processor import steady as time
 from dcl_processor.clock import utc_text
 from dcl_processor.diagnosis import explain
@@ -24,6 +24,7 @@ from dcl_processor.insights.row import show
 from dcl_processor.insights.rows import key_of, question_of
 from dcl_processor.management.wording import PARTS, holder
 from dcl_processor.masking import shown
+from dcl_processor.oversight import has_ledger
 from dcl_processor.processor import BatchProcessor
 
 from . import audit, confirming, ledger, panels, permissions
@@ -151,9 +152,7 @@ def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") ->
     """Do one of the ledger's controls with a processor, or pause and resume all of them."""
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
-    if not oversight.has_ledger() or wanted not in (
-        ledger.CONTROLS if object_id else ledger.FOR_ALL
-    ):
+    if not has_ledger() or wanted not in (ledger.CONTROLS if object_id else ledger.FOR_ALL):
         raise Http404("expected a control of an installed ledger")
     name = processor.name if object_id else ledger.ALL
     who = name or "all processors"

@@ -10,7 +10,6 @@ from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import connections
 
-from dcl_processor import oversight
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.locking.slots import refuse_without_locks
@@ -70,19 +69,6 @@ def check(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Iterator[Che
 
 
 def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
-    """Yield an error for each option that needs the ledger, if there is none, or it is off."""
-    if not oversight.has_ledger():
-        got, hint = "none", "Add the app, and run manage.py migrate"
-    elif oversight.installed() is None:
-        got, hint = "DCL_PROCESSOR_LEDGER = False", "Remove this setting"
-    else:
-        return
-    for option in ("rate", "breaker"):
-        if getattr(processor, option) is not None:
-            yield checks.Error(
-                f"expected {oversight.LEDGER!r} in INSTALLED_APPS, and on, for {option}, which all "
-                f"machines keep together, got {got}; every run is refused.",
-                hint=f"{hint}; or leave {option} out.",
-                obj=processor.name,
-                id="dcl_processor.E018",
-            )
+    """Yield an error for an option that needs the ledger, if there is none, or it is off."""
+    has_it = partial(limits.refuse_without_ledger, processor)
+    yield from refusals(processor, has_it, "Every run is refused.", "dcl_processor.E018")

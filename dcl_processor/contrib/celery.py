@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import mmap
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,7 +24,7 @@ from dcl_processor import backlog, registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
 from dcl_processor.masking import shown
 from dcl_processor.operator_actions import doubts
-from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.graceful_stop import Stop, handled_by
 from dcl_processor.runner import limits
 from dcl_processor.values import expect_seconds, expect_whole_number, is_number, seconds
 
@@ -93,7 +92,9 @@ def run(
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
         _check(workers, own)
-        needed = _needed(processor, workers, limit, using)
+        needed = 1
+        if workers > 1:
+            needed = backlog.workers_needed(processor, workers, limit=limit, using=using)
         if needed > 1:
             share = None if limit is None else limit // needed
             others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
@@ -172,24 +173,16 @@ def polite_stop() -> Iterator[Stop]:
     transactions are rolled back.
     """
     stop = _Stop()
-    previous: dict[int, Any] = {}
-    # Outside the pool, such as in the worker's main process, other code handles these signals.
-    is_in_pool = hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
-    if is_in_pool and threading.current_thread() is threading.main_thread():
-        previous = {each: signal.getsignal(each) for each in (signal.SIGUSR1, signal.SIGTERM)}
 
     def asked(signum: int, _: FrameType | None) -> None:
         stop.set()
         if signum == signal.SIGTERM:
-            signal.signal(signum, previous[signum])  # for the second one
+            signal.signal(signum, previous[signal.SIGTERM])  # for the second one
 
-    for signum in previous:
-        signal.signal(signum, asked)
-    try:
+    # Outside the pool, such as in the worker's main process, other code handles these signals.
+    is_in_pool = hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
+    with handled_by(asked, [signal.SIGUSR1, signal.SIGTERM] if is_in_pool else []) as previous:
         yield stop
-    finally:
-        for signum, before in previous.items():
-            signal.signal(signum, before)
 
 
 class _Stop(Stop):
@@ -208,14 +201,6 @@ def _check(workers: Any, given: Mapping[str, Any]) -> None:
         wait_for_locked=given.get("wait_for_locked", 0),
         stop=None,
     )
-
-
-def _needed(processor: Any, workers: int, limit: int | None, using: str | None) -> int:
-    """Return how many tasks have a row to handle, and a slot; others would have no work."""
-    for most in (limit, processor.max_workers):
-        workers = workers if most is None else min(workers, most)
-    others = workers - 1
-    return min(workers, backlog.count(processor, using=using, most=others)) if others else 1
 
 
 def _send_others(task: Any, number: int, name: str, kwargs: dict[str, Any]) -> None:

@@ -27,15 +27,14 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
-from dcl_processor import __version__, observers
+from dcl_processor import __version__, observers, worker
 from dcl_processor.errors import describe
 from dcl_processor.log_fields import Running
 from dcl_processor.masking import shown
-from dcl_processor.metrics import AGES, DURATIONS, OUTCOMES
+from dcl_processor.metrics import AGES, DURATIONS
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.outcomes import Discard, Snooze
-from dcl_processor.report import Report
-from dcl_processor.worker import worker_number
+from dcl_processor.report import TRIED, Report
 
 SYSTEM, OPERATION = "dcl_processor", "process"
 
@@ -200,7 +199,7 @@ class Telemetry(Observer):
         if (span := run.span) is None:
             return
         span.set_attribute("dcl_processor.stopped", report.stopped)
-        for outcome in OUTCOMES:
+        for outcome in TRIED:
             span.set_attribute(f"dcl_processor.rows.{outcome}", getattr(report, outcome))
         if error is not None:
             _fail(span, error)
@@ -218,7 +217,7 @@ class Telemetry(Observer):
 
     def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
         attributes = _of(name)
-        if outcome in OUTCOMES:
+        if outcome in TRIED:
             self._rows.add(1, {**attributes, "dcl_processor.outcome": outcome})
         else:
             self._lost_leases.add(1, attributes)
@@ -256,7 +255,7 @@ def _of(name: str) -> dict[str, str]:
 
 def _attributes(running: Running | None) -> dict[str, Any]:
     """Return what the spans of a run and of its rows have in common."""
-    own = {"dcl_processor.worker": worker_number()}
+    own = {"dcl_processor.worker": worker.number}
     if running is None:
         return own
     return {**own, "dcl_processor.delivery": running.delivery, "dcl_processor.run.id": running.id}

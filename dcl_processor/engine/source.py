@@ -64,7 +64,7 @@ class Source:
         self._is_stale = self._is_held = False
         #: Whether the candidates are rows that an earlier claim did not get.
         self.is_returning = False
-        self._needs_results = run.processor._flip_needs_result
+        self._needs_results = run.processor._flip_needs_result and not run.hands_out
         self._notes = run.notes
         self._phases = self._plan()
 

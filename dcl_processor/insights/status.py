@@ -41,8 +41,8 @@ NUMBERS = (
     "locked",
 )
 
-#: Further answers, from the ledger: since when a processor is paused, and how many runs have no
-#: heartbeat and no end.
+#: The answers of the ledger: since when a processor is paused, and how many runs have no heartbeat
+#: and no end.
 OF_LEDGER = ("paused", "lost")
 
 

@@ -69,11 +69,11 @@ class Record:
         for name, work in self.works.items():
             if (orders := self._ledger.orders.get(name)) is None:
                 continue
-            if (work.run_nows is not None and orders.run_nows > work.run_nows) or (
-                work.was_paused and not orders.is_paused
+            before, work.orders = work.orders, orders
+            if before is not None and (
+                orders.run_nows > before.run_nows or (before.is_paused and not orders.is_paused)
             ):
                 wake.append(name)
-            work.run_nows, work.was_paused = orders.run_nows, orders.is_paused
             if self._ledger.is_stopped(work):
                 end.append(name)
         return wake, end
@@ -90,7 +90,6 @@ class Ledger:
         self.orders: dict[str, Orders] = {}
         self._lock = threading.Lock()
         self._records: list[Record] = []
-        self._overseers: list[RunOverseer] = []
         self._tokens: dict[tuple[str, float], Tokens] = {}
         self._looked: dict[str, float] = {}
         self._pruned = 0.0
@@ -117,9 +116,7 @@ class Ledger:
             self, processor, counts, work, command if is_own else None, hands_out=hands_out
         )
         if not hands_out:
-            work.begin(counts)
-        with self._lock:
-            self._overseers.append(overseer)
+            work.begin(overseer)
         return overseer
 
     @contextmanager
@@ -172,8 +169,6 @@ class Ledger:
 
     def end_run(self, overseer: RunOverseer, report: Report, error: BaseException | None) -> None:
         """Take note of the end of a run."""
-        with self._lock:
-            self._overseers.remove(overseer)
         work = overseer.work
         work.stopped = report.stopped
         work.error = _error(report, error) or work.error
@@ -237,18 +232,7 @@ class Ledger:
 
     def _begin(self, kind: str, names: Collection[str]) -> Record:
         self.read(names)
-        works = {}
-        for name in names:
-            orders = self.orders.get(name)
-            works[name] = Work(
-                name,
-                kind,
-                stops=None if orders is None else orders.stops,
-                run_nows=None if orders is None else orders.run_nows,
-                was_paused=orders is not None and orders.is_paused,
-                seen=0 if orders is None else orders.seen,
-            )
-        record = Record(self, works)
+        record = Record(self, {name: Work(name, kind, self.orders.get(name)) for name in names})
         with self._lock:
             self._records.append(record)
         return record
@@ -256,18 +240,17 @@ class Ledger:
     def _tick(self) -> bool:
         """Read the orders, and write what has changed; return whether there is anything to do."""
         with self._lock:
-            records, overseers = [*self._records], [*self._overseers]
-        names = {name for record in records for name in record.works}
+            works = [work for record in self._records for work in record.works.values()]
+        names = {work.processor for work in works}
         if names:
             self.orders.update(read_orders(names))
-        for overseer in overseers:
-            overseer.tick()
-        for record in records:
-            for work in record.works.values():
-                if orders := self.orders.get(work.processor):
-                    work.note_seen(orders.seen)
-                self.is_stopped(work)  # so that workers which start later are given a valid number
-                work.flush()
+        for run in [run for work in works for _, run in work.live]:
+            run.tick()
+        for work in works:
+            if orders := self.orders.get(work.processor):
+                work.note_seen(orders.seen)
+            self.is_stopped(work)  # so that workers which start later are given a valid number
+            work.flush()
         if names:
             self._prune_now_and_then()
         return bool(names)

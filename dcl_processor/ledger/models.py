@@ -19,9 +19,10 @@ from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import QuerySet
 
 from dcl_processor.database.time_limit import lock_timeout
+from dcl_processor.worker import HOST
 
-#: Characters: of a processor's name, a host's name, a person, and a text.
-NAME, HOST, PERSON, TEXT = 255, 64, 150, 500
+#: Characters: of a processor's name, a person, and a text.
+NAME, PERSON, TEXT = 255, 150, 500
 
 #: Seconds that a statement of an order waits for a lock of another session.
 LOCK_WAIT = 10.0

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
 from dcl_processor import steady as time
@@ -179,10 +179,13 @@ def count_failure(name: str, breaker: Breaker, worker: UUID) -> None:
     )
 
 
-def note_success(name: str, worker: UUID) -> None:
-    """Take note of a success, which ends the row of failures."""
-    row_of(name).filter(open_until=None).update(
-        failures=0, succeeded_at=DatabaseNow(), succeeded_by=worker
+def note_success(name: str, worker: UUID, *, is_probe: bool = False) -> None:
+    """Take note of a success, which ends the row of failures; that of a probe closes the breaker.
+
+    Any other one is of a row that started before the breaker opened.
+    """
+    row_of(name).filter(open_until__isnull=not is_probe).update(
+        **CLOSED, succeeded_at=DatabaseNow(), succeeded_by=worker
     )
 
 
@@ -194,28 +197,14 @@ def take_probe(name: str, breaker: Breaker) -> bool:
     return bool(half_open.update(open_until=_later(breaker.seconds)))
 
 
-def renew_probe(name: str, breaker: Breaker) -> None:
-    """Stay the worker that tries a row, unless an operator has closed the breaker."""
-    _opened(name).update(open_until=_later(breaker.seconds))
+def set_probe(name: str, seconds: float, *, failures: int = 0) -> None:
+    """Let no other worker try a row for so many seconds, unless an operator has closed the breaker.
 
-
-def release_probe(name: str) -> None:
-    """Let another worker try a row, because this one found none."""
-    _opened(name).update(open_until=DatabaseNow())
-
-
-def probe_succeeded(name: str, worker: UUID) -> None:
-    """Close the breaker."""
-    _opened(name).update(**CLOSED, succeeded_at=DatabaseNow(), succeeded_by=worker)
-
-
-def probe_failed(name: str, breaker: Breaker) -> None:
-    """Begin the pause again."""
-    _opened(name).update(failures=F("failures") + 1, open_until=_later(breaker.seconds))
-
-
-def _opened(name: str) -> QuerySet[Control]:
-    return row_of(name).filter(open_until__isnull=False)
+    ``failures``: 1 if the row that was tried has failed.
+    """
+    row_of(name).filter(open_until__isnull=False).update(
+        failures=F("failures") + failures, open_until=_later(seconds)
+    )
 
 
 def _later(seconds: float) -> Later:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dcl_processor import steady as time
@@ -44,10 +45,10 @@ class RunOverseer:
         hands_out: bool,
     ) -> None:
         self.work = work
+        self.counts = counts.counts
         self.record = record
         self._ledger = ledger
         self._name = processor.name
-        self._counts = counts
         self._breaker = processor.breaker
         self._hands_out = hands_out
         self._tokens = None if processor.rate is None else ledger.tokens_of(processor)
@@ -151,12 +152,11 @@ class RunOverseer:
 
     def _succeeded(self) -> None:
         self._has_succeeded = True
-        orders = self._orders
-        if self._probe != "no":
-            self._probe = "no"
-            self._change(lambda: control.probe_succeeded(self._name, self._ledger.id))
-        elif orders is not None and orders.failures > 0:
-            self._change(lambda: control.note_success(self._name, self._ledger.id))
+        orders, is_probe = self._orders, self._probe != "no"
+        self._probe = "no"
+        if is_probe or (orders is not None and orders.failures > 0):
+            noted = partial(control.note_success, self._name, self._ledger.id, is_probe=is_probe)
+            self._change(noted)
 
     def _failed(self) -> None:
         breaker = self._breaker
@@ -164,7 +164,7 @@ class RunOverseer:
         self._has_succeeded = False  # what is in a row begins now
         if self._probe != "no":
             self._probe = "no"
-            self._change(lambda: control.probe_failed(self._name, breaker))
+            self._change(lambda: control.set_probe(self._name, breaker.seconds, failures=1))
         else:
             self._change(lambda: control.count_failure(self._name, breaker, self._ledger.id))
 
@@ -182,15 +182,15 @@ class RunOverseer:
             self._has_succeeded = False
             control.note_success(self._name, self._ledger.id)
         if self._probe != "no":
-            control.renew_probe(self._name, self._breaker)
+            control.set_probe(self._name, self._breaker.seconds)
 
     def end(self, report: Report, error: BaseException | None) -> None:
         """Take note of the end of the run."""
         try:
             if self._probe != "no":
                 self._probe = "no"
-                self._change(lambda: control.release_probe(self._name))
+                self._change(lambda: control.set_probe(self._name, 0))
         finally:
             if not self._hands_out:
-                self.work.end(self._counts)
+                self.work.end(self)
             self._ledger.end_run(self, report, error)

@@ -8,7 +8,6 @@ process, which alone writes the row.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,11 +20,13 @@ from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.oversight import Progress
 from dcl_processor.report import COUNTS
+from dcl_processor.worker import host
 
-from .models import HOST, Look, RecordedRun, alias
+from .models import Look, RecordedRun, alias
 
 if TYPE_CHECKING:
-    from dcl_processor.runner.counters import Counters
+    from .orders import Orders
+    from .overseer import RunOverseer
 
 #: The counts that are kept.
 KEPT = (*COUNTS, "to_retry")
@@ -43,11 +44,11 @@ class Work:
 
     processor: str
     kind: str
-    #: The order to stop that came last before the start; ``None``: it could not be read.
-    stops: int | None = None
-    run_nows: int | None = None
-    was_paused: bool = False
-    seen: int = 0
+    #: The orders that were followed last; ``None``: they could not be read.
+    orders: Orders | None = None
+    #: The order to stop that came last before the start, if it could be read.
+    stops: int | None = field(init=False)
+    seen: int = field(init=False)
     id: UUID = field(default_factory=uuid4)
     started: float = field(default_factory=time.monotonic)
     error: str = ""
@@ -57,9 +58,9 @@ class Work:
     send: Callable[[str, Progress], None] | None = None
     #: Whether its row was inserted, or may have been.
     has_row: bool = False
-    #: What runs have done that have ended, and those under way, with their begin.
+    #: The runs that are under way, with their begin; and what those have done that have ended.
+    live: list[tuple[float, RunOverseer]] = field(default_factory=list)
     _ended: Counter[str] = field(default_factory=Counter)
-    _live: list[tuple[float, Counters]] = field(default_factory=list)
     #: What each worker has sent last, with the counts of all that it has sent.
     _workers: dict[int, Progress] = field(default_factory=dict)
     #: Workers that have died, and that have no successor yet.
@@ -70,6 +71,10 @@ class Work:
     #: The run's thread adds what the ledger's thread reads.
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
+    def __post_init__(self) -> None:
+        self.stops = None if self.orders is None else self.orders.stops
+        self.seen = 0 if self.orders is None else self.orders.seen
+
     @property
     def at_work(self) -> bool:
         """Whether a run is under way."""
@@ -78,7 +83,7 @@ class Work:
     def _begun(self) -> list[float]:
         """Return when the runs that are under way have begun."""
         with self._lock:
-            own = [since for since, _ in self._live]
+            own = [since for since, _ in self.live]
             return own + [each.since for each in self._living() if each.since is not None]
 
     def _living(self) -> list[Progress]:
@@ -94,15 +99,15 @@ class Work:
         with self._lock:
             self.seen = min([each.seen for each in self._living()], default=seen)
 
-    def begin(self, counts: Counters) -> None:
+    def begin(self, run: RunOverseer) -> None:
         """Take note of a run that begins."""
-        self._live.append((time.monotonic(), counts))
+        self.live.append((time.monotonic(), run))
 
-    def end(self, counts: Counters) -> None:
+    def end(self, run: RunOverseer) -> None:
         """Take note of a run that has ended."""
         with self._lock:
-            self._live = [each for each in self._live if each[1] is not counts]
-            self._ended.update(_counted(counts))
+            self.live = [each for each in self.live if each[1] is not run]
+            self._ended.update(_counted(run))
 
     def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker of the command has died, and has no row at work any more."""
@@ -130,8 +135,8 @@ class Work:
         """Return what all runs and workers have done."""
         with self._lock:
             total = Counter(self._ended)
-            for _, counts in self._live:
-                total.update(_counted(counts))
+            for _, run in self.live:
+                total.update(_counted(run))
             for each in self._workers.values():
                 total.update(each.counts)
         return total
@@ -196,7 +201,7 @@ class Work:
         return (self.stopped or "drained") if is_known else "failures"
 
 
-def _counted(run: Counters) -> dict[str, int]:
+def _counted(run: RunOverseer) -> dict[str, int]:
     """Return what a run has done so far."""
     # By name, because it may add a name meanwhile.
     return {name: number for name in KEPT if (number := run.counts.get(name, 0))}
@@ -207,8 +212,3 @@ def looked(processor: str) -> None:
     Look.objects.using(alias()).update_or_create(
         processor=processor, host=host(), defaults={"looked_at": DatabaseNow()}
     )
-
-
-def host() -> str:
-    """Return the name of this host, as the ledger keeps it."""
-    return socket.gethostname()[:HOST]

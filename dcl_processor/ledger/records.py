@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 
 from dcl_processor.clock import DatabaseNow, Later, utc, utc_text
+from dcl_processor.report import TRIED
 from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
 
 from .models import TEXT, Control, Look, OperatorAction, Plain, RecordedRun, alias, bounded_wait
@@ -22,9 +23,6 @@ R = TypeVar("R", bound=Plain)
 #: Seconds without a heartbeat after which a run is shown as lost. Nothing else follows from it:
 #: leases and locks decide which rows are free.
 LOST_AFTER = 60.0
-
-#: The counts of rows that a handler was called for.
-TRIED = ("processed", "failed", "discarded", "snoozed")
 
 #: For how long a record is kept, unless the settings say otherwise.
 KEEP = timedelta(days=14)

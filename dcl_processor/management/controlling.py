@@ -16,13 +16,13 @@ from django.db import Error
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from dcl_processor import oversight
 from dcl_processor.clock import utc_text
 from dcl_processor.database.contention import is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import one_line
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.oversight import LEDGER, has_ledger
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import parse_duration
 
@@ -134,9 +134,9 @@ def _history(
 
 def refuse_without_ledger() -> None:
     """Raise unless the project has the ledger."""
-    if not oversight.has_ledger():
+    if not has_ledger():
         raise CommandError(
-            f"expected {oversight.LEDGER!r} in INSTALLED_APPS, where orders and records are kept, "
+            f"expected {LEDGER!r} in INSTALLED_APPS, where orders and records are kept, "
             "got none; add it, and run manage.py migrate.",
             returncode=USAGE_ERROR,
         )

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from django.core.management.base import CommandError, CommandParser
 from dcl_processor import observers
 from dcl_processor.masking import described
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import Health, HealthFile
+from dcl_processor.processes.health import Health
 from dcl_processor.processes.visible import Notifier
 
 from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, add_time_limit, named_or_all
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from dcl_processor.contrib.prometheus.exposition import Counts
-    from dcl_processor.processes.results import OnCounts
+    from dcl_processor.processes.pool import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
 
@@ -121,10 +122,10 @@ def _written(counts: Counts, path: Path) -> Iterator[None]:
     In a thread: another command may have the lock of the file, and may be stopped. A file that
     cannot be written is reported once, and ends no run.
     """
-    from dcl_processor.contrib.prometheus.exposition import TextFile  # an extra
+    from dcl_processor.contrib.prometheus.exposition import add_to_file  # an extra
     from dcl_processor.metrics import handing_over, repeated
 
-    write = handing_over(counts.samples, TextFile(path).add)
+    write = handing_over(counts.samples, partial(add_to_file, path))
     is_broken = False
 
     def write_or_warn() -> None:
@@ -181,7 +182,7 @@ def published(
     ``owns_process``: only then systemd's variables are for this command, and are removed.
     """
     notifier = Notifier.taken_from(os.environ) if owns_process else None
-    file = None if path is None else HealthFile(path)
+    file = None if path is None else path.absolute()
     health = Health(names, stop, file, notifier)
     try:
         health.ready()

@@ -138,9 +138,8 @@ class _Log:
     ) -> None:
         self.names = names
         self._left_by_the_dead = left_by_the_dead
-        self._health = health
         self._output = output
-        self._outages = ErrorDedup()
+        self._outages = ErrorDedup(health.troubles)
 
     def tell(self, worker: int | None, name: str | None, news: News) -> None:
         who = name or (self.names[0] if len(self.names) == 1 else "")
@@ -154,7 +153,6 @@ class _Log:
             case Trouble():
                 self._broke(who, worker, name, news)
             case Recovered():
-                self._health.troubles.pop((worker, name), None)
                 seconds = self._outages.end((worker, name))
                 if seconds is not None:
                     sentence = f"runs again after {seconds:.1f} s"
@@ -169,7 +167,6 @@ class _Log:
         log(logger, level, "%s: %s", label, sentence, extra=extra)
 
     def _broke(self, who: str, worker: int | None, name: str | None, trouble: Trouble) -> None:
-        self._health.troubles[worker, name] = trouble.sentence
         if self._outages.say((worker, name), trouble.sentence):
             self._log(logging.ERROR, who, who, worker, trouble.sentence)
             self._output.watch_broke(who, trouble, name, worker)
@@ -178,7 +175,6 @@ class _Log:
         # The next worker has no troubles yet, and would not report their end.
         for each in self.names:
             self._outages.end((worker, each))
-            self._health.troubles.pop((worker, each), None)
         sentence = f"{death}{self._left_by_the_dead}"
         self._log(logging.ERROR, label, who, worker, sentence)
         trouble = Trouble(sentence, death.trouble.traceback)
@@ -186,24 +182,22 @@ class _Log:
 
 
 class ErrorDedup:
-    """The processors and workers that are in trouble, why, and since when."""
+    """The processors and workers that are in trouble, since when, and why (``troubles``)."""
 
-    def __init__(self) -> None:
-        self._open: dict[Hashable, tuple[str, float]] = {}
+    def __init__(self, troubles: dict[Any, str]) -> None:
+        self._why = troubles
+        self._since: dict[Any, float] = {}
 
     def say(self, who: Hashable, sentence: str) -> bool:
         """Note the trouble; return whether it is news: a cause that none of the others has."""
-        is_known = self._is_known(sentence)
-        _, since = self._open.get(who, ("", time.monotonic()))
-        self._open[who] = sentence, since
+        is_known = sentence in self._why.values()
+        self._why[who] = sentence
+        self._since.setdefault(who, time.monotonic())
         return not is_known
 
     def end(self, who: Hashable) -> float | None:
         """Note that the trouble is over; return how many seconds it lasted, if it is the last."""
-        sentence, since = self._open.pop(who, ("", 0.0))
-        if not sentence or self._is_known(sentence):
+        why, since = self._why.pop(who, None), self._since.pop(who, 0.0)
+        if why is None or why in self._why.values():
             return None
         return time.monotonic() - since
-
-    def _is_known(self, sentence: str) -> bool:
-        return any(each == sentence for each, _ in self._open.values())

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -261,28 +261,20 @@ def do(work: Work, databases: Mapping[str, Any], pipe: Connection) -> None:
     _install_handlers(stop, hurry)
     send = Outbox(pipe, stop).send
     threading.Thread(target=_obey, args=(pipe, stop, hurry), daemon=True).start()
+    # Ends a handler that did not end when it was interrupted; the parent knows from the beat.
+    die = partial(os.kill, os.getpid(), signal.SIGKILL)
     end: Ended | Trouble
     try:
-        with _undisturbed_end(), _connected(databases), Monitor(partial(send, None), kill=_die):
+        with ExitStack() as stack:
+            # What is left to do then is to send how the work ended.
+            stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)
+            stack.enter_context(_connected(databases))
+            stack.enter_context(Monitor(partial(send, None), kill=die))
             end = Ended(work(stop, send))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
         end = Trouble(one_line(error) if known else describe(error), traceback.format_exc())
     send(None, end)
-
-
-def _die() -> None:
-    """End a handler that did not end when it was interrupted; the parent knows from the beat."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextmanager
-def _undisturbed_end() -> Iterator[None]:
-    """Ignore signals from the end of the block: what is left is to send how the work ended."""
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -83,21 +83,27 @@ def polite_stop(on_first: Callable[[Stop], None] = lambda _: None) -> Iterator[S
         stop.set()
         on_first(stop)
 
-    previous = _install(handler)
-    try:
+    with handled_by(handler):
         yield stop
-    finally:
-        for signum, before in previous.items():
-            signal.signal(signum, before)
 
 
-def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    if threading.current_thread() is not threading.main_thread():
-        return {}
+@contextmanager
+def handled_by(
+    handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
+) -> Iterator[dict[signal.Signals, Any]]:
+    """Install the handler for the block, and yield the previous handlers of its signals."""
     # A signal that is already ignored stays ignored: a shell does so on purpose for a background
     # process. None is a handler that was not installed from Python, and could not be restored.
-    return {
-        signum: signal.signal(signum, handler)
-        for signum in SIGNALS
-        if signal.getsignal(signum) not in (signal.SIG_IGN, None)
+    previous = {
+        each: before
+        for each in signals
+        if threading.current_thread() is threading.main_thread()
+        and (before := signal.getsignal(each)) not in (signal.SIG_IGN, None)
     }
+    for each in previous:
+        signal.signal(each, handler)
+    try:
+        yield previous
+    finally:
+        for each, before in previous.items():
+            signal.signal(each, before)

@@ -24,9 +24,10 @@ from .graceful_stop import Stop
 from .news import Beat, Worker, clock
 from .visible import Notifier
 
+logger = logging.getLogger("dcl_processor.operations")
+
 #: Seconds that are added to the time that is asked of systemd for the last rows, for their commit.
 MARGIN = 10.0
-
 
 #: Characters of a status: systemd takes no message of more than 4,096 bytes.
 LONGEST_STATUS = 900
@@ -42,11 +43,13 @@ class Health:
 
     names: Sequence[str]
     stop: Stop
-    file: HealthFile | None = None
+    #: An absolute path, because a handler may change the working directory.
+    file: Path | None = None
     notifier: Notifier | None = None
     #: What keeps processors from being run, by the worker's number and the processor's name.
     troubles: dict[tuple[int | None, str | None], str] = field(default_factory=dict)
     _status: str = ""
+    _file_is_old: bool = False
     _is_stopping: bool = False
 
     @property
@@ -61,7 +64,7 @@ class Health:
         Also while the database does not answer: systemd would start the service again and again.
         """
         if self.file is not None:
-            self.file.create(self._document([]))
+            write_file(self.file, self._document([]))
         if self.notifier is not None:
             starting = f"STATUS=starting {' and '.join(self.names)}"
             self.notifier.send("READY=1", starting[:LONGEST_STATUS])
@@ -70,7 +73,7 @@ class Health:
         """Show the state of all workers; to be called in each pace."""
         is_alive = all(worker.is_alive for worker in workers)
         if self.file is not None and is_alive:
-            self.file.write(self._document(workers))
+            self._refresh(self.file, self._document(workers))
         if self.notifier is not None:
             lines = [*self._changed_status(workers), *self._last_rows(workers)]
             if is_alive and self.notifier.watchdog is not None:
@@ -86,9 +89,22 @@ class Health:
     def close(self) -> None:
         """Remove the file, as the command ends."""
         if self.file is not None:
-            self.file.remove()
+            with suppress(OSError):
+                self.file.unlink()
         if self.notifier is not None and not self._is_stopping:
             self.notifier.send("STOPPING=1")
+
+    def _refresh(self, file: Path, document: Mapping[str, Any]) -> None:
+        """Write the file again; a full disk is logged once, and the next call tries again."""
+        try:
+            write_file(file, document)
+        except OSError as error:
+            if not self._file_is_old:
+                message = "%s cannot be written, and gets old although the workers are alive: %s"
+                logger.warning(message, file, error)
+            self._file_is_old = True
+        else:
+            self._file_is_old = False
 
     def _changed_status(self, workers: Sequence[Worker]) -> list[str]:
         status = self._summary(workers)
@@ -135,59 +151,19 @@ def _worker(worker: Worker) -> dict[str, Any]:
     return shown
 
 
-# --- a file that is written again each second, for as long as all workers are alive
-
-
-logger = logging.getLogger("dcl_processor.operations")
-
-
-class HealthFile:
-    """The file at ``path``; a probe looks at its age, and people at its content."""
-
-    def __init__(self, path: Path) -> None:
-        # A handler may change the working directory.
-        self.path = path.absolute()
-        self._new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        self._is_failing = False
-
-    def create(self, document: Mapping[str, Any]) -> None:
-        """Write the file for the first time; raises ``OSError`` where it cannot be written."""
-        try:
-            self._write(document)
-        except OSError:
-            self._remove_new()
-            raise
-
-    def write(self, document: Mapping[str, Any]) -> None:
-        """Replace the file; a full disk is logged once, and the next call tries again."""
-        try:
-            self._write(document)
-        except OSError as error:
-            self._remove_new()
-            if not self._is_failing:
-                self._is_failing = True
-                logger.warning(
-                    "%s cannot be written, and gets old although the workers are alive: %s",
-                    self.path,
-                    error,
-                )
-        else:
-            self._is_failing = False
-
-    def remove(self) -> None:
-        """Remove the file, as its writer ends."""
-        with suppress(OSError):
-            self.path.unlink()
-
-    def _write(self, document: Mapping[str, Any]) -> None:
-        self._remove_new()  # which a process that had this ID may have left
-        # Under another name first, as a probe must not read half of it; and never through a link,
-        # which any user may create in a folder that all may write to.
-        new = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        with os.fdopen(new, "w", encoding="utf-8") as file:
+def write_file(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the file as a whole, of which a probe must not read half; raises ``OSError``."""
+    # Under another name first, and never through a link, which any user may create in a folder that
+    # all may write to.
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        new.unlink()  # which a process that had this ID may have left
+    try:
+        opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with os.fdopen(opened, "w", encoding="utf-8") as file:
             file.write(f"{json.dumps(document)}\n")
-        self._new.replace(self.path)
-
-    def _remove_new(self) -> None:
+        new.replace(path)
+    except OSError:
         with suppress(OSError):
-            self._new.unlink()
+            new.unlink()
+        raise

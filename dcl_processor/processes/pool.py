@@ -6,11 +6,13 @@ end its own handler that ignores every interrupt, so such a worker is a child, w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
@@ -20,7 +22,8 @@ from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report
+from dcl_processor.report import COUNTS, TRIED, Report, Stopped
+from dcl_processor.runner.counters import MOST_FAILURES
 from dcl_processor.signals import OnRow, row_callback
 from dcl_processor.watch.watch import Counted, Plan, Watch
 
@@ -29,12 +32,19 @@ from .graceful_stop import Stop
 from .health import Health
 from .monitor import Monitor
 from .news import Died, News
-from .results import OnCounts, Outcomes, merge, shares, tell_of_success
 from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
 
+if TYPE_CHECKING:
+    from dcl_processor.metrics import Samples
+
+logger = logging.getLogger("dcl_processor")
+
 #: Processes that one command may start: far more than a machine can use.
 MOST_WORKERS = 256
+
+#: Takes what one of several workers has counted since its last message.
+OnCounts = Callable[["Samples"], None]
 
 
 class RunOptions(TypedDict, total=False):
@@ -77,7 +87,10 @@ def run(
     with oversight.command("run", [processor.name]) as record:
         # Not longer, because a supervisor shows the health of its workers instead.
         with Monitor(health.beat, pace=health.pace):
-            needed = _needed(processor, workers, options) if workers > 1 or supervised else 1
+            needed = 1
+            if workers > 1 or supervised:
+                known: Any = {each: options.get(each) for each in ("limit", "filter", "using")}
+                needed = backlog.workers_needed(processor, workers, **known)
             if needed == 0 or (needed == 1 and not supervised):
                 with row_callback(processor, on_row):
                     report = processor.run(**options, stop=stop)
@@ -210,13 +223,6 @@ def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
     return True
 
 
-def _needed(processor: BatchProcessor[Any], workers: int, options: RunOptions) -> int:
-    """Return how many workers have a pending row, and a slot for it; the others are not started."""
-    most = min(workers, processor.max_workers or workers)
-    filter, using = options.get("filter"), options.get("using")
-    return min(most, backlog.count(processor, filter=filter, using=using, most=most - 1))
-
-
 @contextmanager
 def _member(
     names: Sequence[str],
@@ -243,7 +249,7 @@ def _member(
         try:
             yield record
         finally:
-            observers.flush()
+            observers.tell("flush")
 
 
 def _run(
@@ -333,3 +339,134 @@ def check_workers(workers: int) -> None:
         raise InvalidOption(
             f"expected workers to be processes from 1 to {MOST_WORKERS}, got {workers!r}."
         )
+
+
+# --- what became of the workers of one run, each of which may have had a successor: one report
+
+
+def shares(limit: int | None, workers: int) -> list[int | None]:
+    """Divide a limit as evenly as possible."""
+    if limit is None:
+        return [None] * workers
+    each, rest = divmod(limit, workers)
+    return [each + (number < rest) for number in range(workers)]
+
+
+class Outcomes:
+    """The outcomes of the workers of one run; ``limits``: the rows that each may still try."""
+
+    def __init__(self, name: str, limits: list[int | None], on_row: OnRow | None) -> None:
+        self.limits = limits
+        self._name = name
+        self._on_row = on_row
+        self._outcomes: dict[int, Report | Trouble] = {}
+        self._deaths: dict[int, list[Trouble]] = {}
+
+    def tell(self, number: int, _: str | None, event: News) -> None:
+        """Take what happened to a worker."""
+        match event:
+            case str():
+                self._count(number)
+                if self._on_row is not None:
+                    self._on_row(event)
+            case Report() | Trouble():
+                self._outcomes[number] = event
+            case Died() if number not in self._outcomes:
+                # A worker that dies after its report has done all of its work.
+                self._deaths.setdefault(number, []).append(event.trouble)
+                logger.error("%s, worker %d: %s", self._name, number, event.trouble.sentence)
+
+    def in_order(self) -> list[Report | Trouble]:
+        """Return one outcome for each worker, by number."""
+        numbers = sorted({*self._outcomes, *self._deaths})
+        return [self._of(number) for number in numbers]
+
+    def _count(self, number: int) -> None:
+        # A worker that takes this one's place has one row less to try.
+        if left := self.limits[number - 1]:
+            self.limits[number - 1] = left - 1
+
+    def _of(self, number: int) -> Report | Trouble:
+        outcome, deaths = self._outcomes.get(number), self._deaths.get(number, [])
+        if not deaths:
+            assert outcome is not None
+            return outcome
+        sentences = [trouble.sentence for trouble in deaths]
+        report = outcome if isinstance(outcome, Report) else None
+        if isinstance(outcome, Trouble):
+            sentences.append(outcome.sentence)
+            report = outcome.report
+        words = "; then ".join(sentences)
+        return replace(deaths[-1], sentence=words, report=report, is_logged=True)
+
+
+def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> Report:
+    """Return one report of all workers; a worker that died without a report counts nothing.
+
+    It lets the run end by ``"failures"``, unless something else ended the run. Several workers may
+    try a row that fails. It counts once, as long as all failures are kept.
+    """
+    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
+    reports = [report for report in own if report is not None]
+    to_retry = sum(report.to_retry for report in reports)
+    counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
+    # Rows that one worker found held or locked may have been handled by another, until the last one
+    # ended; and a row that a session keeps locked was met by each of them.
+    last = max(reports, key=lambda report: report.duration, default=None)
+    for count in ("held", "skipped"):
+        counts[count] = 0 if last is None else getattr(last, count)
+    tried = sum(counts[count] for count in TRIED)
+    failures = {str(failure.pk): failure for report in reports for failure in report.failures}
+    if all(report.failed == len(report.failures) for report in reports):
+        counts["failed"] = len(failures)
+        to_retry = sum(not failure.is_final for failure in failures.values())
+    return Report(
+        name=name,
+        **counts,
+        to_retry=to_retry,
+        redone=sum(report.redone for report in reports),
+        passes=max((report.passes for report in reports), default=0),
+        duration=max((report.duration for report in reports), default=0.0),
+        stopped=_stopped(
+            {report.stopped for report in reports},
+            limit is not None and tried >= limit,
+            has_lost_one=None in own,
+        ),
+        error=next((report.error for report in reports if report.error is not None), None),
+        failures=tuple(islice(failures.values(), MOST_FAILURES)),
+        held_keys=() if last is None else last.held_keys,
+    )
+
+
+def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) -> Stopped:
+    # If one worker reached its share of the limit while another worker found no more rows, the run
+    # was drained all the same.
+    order: tuple[Stopped, ...] = (
+        "failures",
+        "signal",
+        "operator",
+        "paused",
+        "breaker",
+        "timeout",
+        "throttled",
+    )
+    for reason in order:
+        if reason in reasons:
+            return reason
+    if reached_limit:
+        return "limit"
+    if has_lost_one:
+        return "failures"  # what it would have found is not known
+    return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
+
+
+def tell_of_success(
+    report: Report, workers: Sequence[Report | Trouble], on_counts: OnCounts | None
+) -> None:
+    """Report the success of a run that several workers share; each sees only its own rows."""
+    if on_counts is None or not all(isinstance(each, Report) for each in workers):
+        return
+    from dcl_processor.metrics import LAST_SUCCESS, succeeded  # not for others
+
+    if workers and succeeded(report):
+        on_counts({(LAST_SUCCESS, (("processor", report.name),)): time.time()})

@@ -24,7 +24,8 @@ from dcl_processor import steady as time
 from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.watch.polling import POLL_IDLE, backoff
+from dcl_processor.steady import backoff
+from dcl_processor.watch.watch import POLL_IDLE
 
 from .child import SOON, Child, Work, is_program, signals_blocked
 from .graceful_stop import StoppedAtOnce

@@ -16,7 +16,7 @@ from dcl_processor.errors import add_note, forget_frames, traceback_text
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.log_fields import error_fields, fields, log
-from dcl_processor.report import Failure, Report, Stopped
+from dcl_processor.report import TRIED, Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class Counters:
 
     @property
     def is_to_be_careful(self) -> bool:
-        """Whether the next batch is to have one row, because its flip may turn out to be wrong."""
+        """Whether a flip that needs the handler's result may turn out to be wrong."""
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
-        return self.processor._flip_needs_result and (seems_wrong or not self.handled)
+        return seems_wrong or not self.handled
 
     def fails_too_often(self, so_far: dict[Any, Outcome]) -> bool:
         """Return whether these outcomes, once they are counted, end the run, or let it move.
@@ -190,7 +190,7 @@ def log_end(report: Report) -> None:
         log(logger, logging.ERROR, message, report.name, more, extra=extra)
     level = logging.INFO if report.did_something else logging.DEBUG
     if logger.isEnabledFor(level):
-        rows = report.processed + report.failed + report.discarded + report.snoozed
+        rows = sum(getattr(report, each) for each in TRIED)
         extra = fields(report.name, row_count=rows, duration=report.duration)
         log(logger, level, "%s", report, extra=extra)
 

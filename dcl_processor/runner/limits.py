@@ -15,7 +15,7 @@ from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.exceptions import TooManyPending, Unsupported
-from dcl_processor.oversight import Hold
+from dcl_processor.oversight import LEDGER, Hold, has_ledger, installed
 from dcl_processor.report import MOST_COUNTED, Stopped
 from dcl_processor.values import DAY, expect, expect_seconds, expect_whole_number
 
@@ -252,9 +252,10 @@ def _seconds(named: str, answer: Any) -> float:
 def refuse_without_ledger(processor: Definition[Any]) -> None:
     """Raise ``Unsupported`` if the processor has an option that only the ledger can keep."""
     for option in ("rate", "breaker"):
-        if getattr(processor, option) is not None:
+        if getattr(processor, option) is not None and installed() is None:
+            got = "DCL_PROCESSOR_LEDGER=False" if has_ledger() else "none"
             raise Unsupported(
-                f"{processor.name}: expected 'dcl_processor.ledger' in INSTALLED_APPS, and on, for "
-                f"{option}, which all machines keep together, got none; add the app and migrate, "
-                f"or leave {option} out."
+                f"{processor.name}: expected {LEDGER!r} in INSTALLED_APPS, and on, for {option}, "
+                f"which all machines keep together, got {got}; add the app and migrate, or leave "
+                f"{option} out."
             )

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NoReturn, TypeVar
 
 from django.db import connections
 from django.db.models import Model, Q, QuerySet
 
+from dcl_processor.backlog import question_of
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.errors import describe
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.interrupts import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-from .subject import HandlerAsserted, asserting, check_row, question_of, raise_asserted, watched
-
 M = TypeVar("M", bound=Model)
+P = TypeVar("P", bound=BatchProcessor[Any])
+Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
 Outcome = Literal["processed", "failed", "snoozed", "discarded"]
 
 
@@ -39,7 +44,7 @@ def assert_settles(
     happened instead; the handler's own ``AssertionError`` is raised unchanged, and so is any error
     of ``run()``, such as ``StillPending``.
     """
-    question = question_of(processor, using)
+    question = question_of(processor, using, processor._due)
     check_row(processor, question, row)
     twin = watched(processor, lambda _: asserting())
     if resource is not None:
@@ -55,7 +60,7 @@ def assert_settles(
         if processor._is_async and connections[question.using].in_atomic_block:
             got += "; an async handler does not see the rows of a TestCase: use TransactionTestCase"
         _complain(processor, row, outcome, got, report)
-    still = question_of(processor, using).still_pending([row.pk])
+    still = question_of(processor, using, processor._due).still_pending([row.pk])
     if outcome == "processed" and not processor.repeats and still.exists():
         _complain(processor, row, outcome, "a row that was processed and is still pending", report)
     return report
@@ -129,3 +134,64 @@ def _why_not(question: Question[Any], row: Any, report: Report) -> str:
     if table.filter(pk=row.pk).exists():
         return "a row that pending does not contain"
     return "a row that is not in the database"
+
+
+# --- the processor as a test has it: its handler with what the test notes
+
+
+def check_row(processor: BatchProcessor[Any], question: Question[Any], row: Any) -> None:
+    """Raise ``InvalidOption`` unless the row is of the processor's model."""
+    if not isinstance(row, question.model):
+        raise InvalidOption(
+            f"{processor.name}: expected a row of {question.model._meta.label}, got {row!r}."
+        )
+
+
+class HandlerAsserted(Interruption):
+    """Carries a handler's ``AssertionError`` past the code that would make it a row's failure."""
+
+    def __init__(self, error: AssertionError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def asserting() -> Iterator[None]:
+    """Let an ``AssertionError`` end the run, because it fails the test and not a row."""
+    try:
+        yield
+    except AssertionError as error:
+        raise HandlerAsserted(error) from error
+
+
+def raise_asserted(reports: Sequence[Report]) -> None:
+    """Raise an ``AssertionError`` that code beside the handler raised, such as ``get_done()``."""
+    for failure in (failure for report in reports for failure in report.failures):
+        for error in (failure.error, failure.error.__cause__):
+            if isinstance(error, AssertionError):
+                # The run has released the frames, and kept the traceback as text.
+                error.add_note(failure.traceback)
+                raise error
+
+
+def watched(processor: P, around: Around) -> P:
+    """Return a copy of the processor; ``around(keys)`` is entered around each handler call."""
+    name = "process_batch" if processor._handles_batches else "process"
+    handle = getattr(processor, name)
+
+    def keys(given: Any) -> list[Any]:
+        return [row.pk for row in given] if processor._handles_batches else [given.pk]
+
+    @functools.wraps(handle)
+    def call(given: Any, /, *arguments: Any) -> Any:
+        with around(keys(given)):
+            return handle(given, *arguments)
+
+    @functools.wraps(handle)
+    async def call_on_the_loop(given: Any, /, *arguments: Any) -> Any:
+        with around(keys(given)):
+            return await handle(given, *arguments)
+
+    twin = copy.copy(processor)
+    vars(twin)[name] = call_on_the_loop if processor._is_async else call
+    return twin

@@ -20,8 +20,7 @@ from dcl_processor.candidates.question import ask
 from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.masking import described
-
-from .polling import backoff
+from dcl_processor.steady import backoff
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition

@@ -6,6 +6,7 @@ happens; that function may print the event, or send it to the process that does.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,16 +18,22 @@ from django.db import close_old_connections
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.oversight import Progress
-from dcl_processor.report import Report
+from dcl_processor.report import TRIED, Report
+from dcl_processor.steady import backoff
 
 from . import notify
 from .notify import Listener, aliases
-from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:
     from dcl_processor.metrics import Samples
     from dcl_processor.oversight import Command
     from dcl_processor.processor import BatchProcessor
+
+#: Seconds between two looks for a stop while a watch waits, which is most of its life.
+POLL_IDLE = 0.2
+
+#: The fewest seconds between two runs if the second one would try the same failing rows.
+_NO_SOONER = 1.0
 
 # Seconds. Before a shorter wait, a connection that Django would close stays open.
 _WORTH_CLOSING = 0.1
@@ -68,13 +75,6 @@ Tell = Callable[[str, Event], None]
 
 
 @dataclass(slots=True)
-class _Turn:
-    processor: BatchProcessor[Any]
-    pace: Pace
-    in_trouble: bool = False
-
-
-@dataclass(slots=True)
 class Watch:
     """Watches until it is stopped, or reaches the end of its plan."""
 
@@ -85,7 +85,7 @@ class Watch:
     #: The record of the command, if there is one, by which an operator gives orders.
     record: Command | None = None
     _is_ended: bool = False
-    _turns: dict[str, _Turn] = field(default_factory=dict)
+    _turns: dict[str, Pace] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
 
     def run(self) -> bool:
@@ -94,13 +94,13 @@ class Watch:
         Returns whether there was a processor to run until the end, or until an operator ended it.
         """
         for each in self.processors:
-            self._turns[each.name] = _Turn(each, Pace.of(each, self.plan.interval))
+            self._turns[each.name] = Pace(each, self.plan.interval)
         self._listeners = self._listen() if self.plan.listen else []
         try:
             while self._turns and not self._is_over():
-                turn = min(self._turns.values(), key=lambda turn: turn.pace.due)
-                self._wait(turn.pace.due)
-                is_due = turn.pace.due <= time.monotonic()
+                turn = min(self._turns.values(), key=lambda turn: turn.due)
+                self._wait(turn.due)
+                is_due = turn.due <= time.monotonic()
                 if is_due and not self._is_over() and turn.processor.name in self._turns:
                     self._run(turn)
         finally:
@@ -138,7 +138,7 @@ class Watch:
     def _is_woken(self) -> bool:
         woken = {name for listener in self._listeners for name in listener.poll()}
         for name in woken & self._turns.keys():
-            self._turns[name].pace.wake()
+            self._turns[name].wake()
         return bool(woken) or self._has_orders()
 
     def _has_orders(self) -> bool:
@@ -147,13 +147,13 @@ class Watch:
             return False
         wake, end = (self._turns.keys() & set(names) for names in self.record.take_orders())
         for name in wake:
-            self._turns[name].pace.wake()
+            self._turns[name].wake()
         for name in end:
             self._is_ended = True
             del self._turns[name]
         return bool(wake or end)
 
-    def _run(self, turn: _Turn) -> None:
+    def _run(self, turn: Pace) -> None:
         processor, trouble = turn.processor, None
         try:
             limits = [
@@ -177,16 +177,61 @@ class Watch:
         if did_something(report):
             self.tell(processor.name, report)
         if trouble is None:
-            turn.pace.ran(report)
-            if turn.in_trouble:
-                turn.in_trouble = False
+            if turn.failures:
                 self.tell(processor.name, Recovered())
-        else:
-            self._broke(turn, trouble)
-
-    def _broke(self, turn: _Turn, trouble: Trouble) -> None:
-        self.tell(turn.processor.name, trouble)
-        turn.pace.broke()
-        turn.in_trouble = True
+            turn.ran(report)
+            return
+        self.tell(processor.name, trouble)
+        turn.broke()
         if trouble.is_final:
-            del self._turns[turn.processor.name]
+            del self._turns[processor.name]
+
+
+# --- when a watched processor runs next: at once after work, later each time when it is broken
+#
+# A part of each wait is random, so that workers that started together, or lost their server
+# together, do not come back together.
+
+
+def did_something(report: Report) -> bool:
+    """Return whether any row was tried; other workers report the rows that they have locked."""
+    return any(getattr(report, each) for each in (*TRIED, "lease_lost"))
+
+
+@dataclass(slots=True)
+class Pace:
+    """The next run of one processor; ``due`` is its time."""
+
+    processor: BatchProcessor[Any]
+    interval: float
+    due: float = field(default_factory=time.monotonic)
+    #: Runs that could not start, since the last one that did.
+    failures: int = 0
+    _no_sooner: float = 0.0
+
+    def ran(self, report: Report) -> None:
+        """Run again at once after a run that made progress, unless it would try the same rows."""
+        now = time.monotonic()
+        self.failures = 0
+        retry, repeats = self.processor.retry, self.processor.repeats
+        # A row that fails, or is snoozed, can wait if a column keeps its next time.
+        rows_wait = retry is not None and retry.next_attempt_at is not None
+        got_on = report.processed + report.discarded > 0
+        # If rows may be pending forever, handled rows predict nothing about the next run.
+        same_rows = repeats or (report.failed + report.snoozed > 0 and not rows_wait)
+        self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
+        has_more = report.stopped in {"limit", "timeout"} and not repeats
+        drained = report.stopped == "drained" and not same_rows
+        self.due = now if got_on and (has_more or drained) else now + self._wait()
+
+    def broke(self) -> None:
+        """Postpone the next try after a run that could not start."""
+        self.failures += 1
+        self.due = self._no_sooner = time.monotonic() + backoff(self.failures)
+
+    def wake(self) -> None:
+        """Run now."""
+        self.due = max(time.monotonic(), self._no_sooner)
+
+    def _wait(self) -> float:
+        return self.interval * random.uniform(0.75, 1)  # noqa: S311  # as above

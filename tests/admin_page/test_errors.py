@@ -21,7 +21,7 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.ledger import history
 from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import LONGEST_STATUS, Health, HealthFile
+from dcl_processor.processes.health import LONGEST_STATUS, Health
 from dcl_processor.processes.news import Worker
 from dcl_processor.processes.visible import Notifier
 from sample_app.shop.payment_gateway import NotCharged
@@ -109,7 +109,7 @@ def shown_by_systemd(folder: Path, error: Exception) -> tuple[str, str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(folder / "notify"))
         file = folder / "health"
-        health = Health([NAME], Stop(), HealthFile(file), Notifier(str(folder / "notify")))
+        health = Health([NAME], Stop(), file, Notifier(str(folder / "notify")))
         health.troubles[None, NAME] = Trouble.of(error, capture, None).sentence
         health.seen([Worker(1, 41, "waits", None, True)])
         manager.settimeout(10)

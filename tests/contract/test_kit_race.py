@@ -16,7 +16,7 @@ from django.test import TestCase
 from dcl_processor import BatchProcessor
 from dcl_processor.candidates.question import Question, RowFilter
 from dcl_processor.exceptions import RowsFailed, Unsupported
-from dcl_processor.testing import race, turns
+from dcl_processor.testing import race, racing
 from tests import seams
 from tests.contract.support.errands import (
     PENDING,
@@ -131,7 +131,7 @@ if HAS_ROW_LOCKS:
         make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seams.replace(monkeypatch, seams.LOCK_CLAUSE, lambda *_: "")
-        monkeypatch.setattr(turns, "PATIENCE", 0.5)
+        monkeypatch.setattr(racing, "PATIENCE", 0.5)
         errands(3)
         # On MariaDB the rehearsal of the flip waits for the first worker, which has finished then.
         with pytest.raises(AssertionError, match=r"got row \d+ handled by worker \d, which had"):

@@ -10,9 +10,9 @@ import pytest
 from django.db.models import F, Q
 
 from dcl_processor import Snooze
+from dcl_processor.backlog import question_of
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption, StillPending
-from dcl_processor.testing.subject import question_of
 from tests.contract.support import dispatches as the
 from tests.contract.support.batches import statements
 from tests.contract.support.reports import assert_run
@@ -173,7 +173,8 @@ def test_a_column_keeps_used_up_rows_from_being_read_and_a_function_from_being_h
         assert_run(make(the.always_fails, retry=the.retry("allowed"))())
     assert len(seen) == 1
     # So the lock and the second check may be one statement.
-    assert question_of(make(the.always_fails, retry=the.retry("allowed")), None).own_table
+    processor = make(the.always_fails, retry=the.retry("allowed"))
+    assert question_of(processor, None, processor._due).own_table
     with statements() as seen:
         assert_run(make(the.always_fails, retry=the.retry(by_function))())
     assert len(seen) > 1

@@ -16,7 +16,7 @@ from dcl_processor.processes import child, monitor
 from dcl_processor.processes.child import Work
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.news import Died, Worker
-from dcl_processor.processes.results import Outcomes
+from dcl_processor.processes.pool import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
 from dcl_processor.report import Report
 from tests.edge.manage import python

@@ -14,8 +14,7 @@ from django.db import close_old_connections, connection
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
 from dcl_processor.watch import watch as watch_module
-from dcl_processor.watch.polling import POLL_IDLE
-from dcl_processor.watch.watch import Plan, Watch
+from dcl_processor.watch.watch import POLL_IDLE, Plan, Watch
 from tests.waiting import PATIENCE
 from tests.warehouse.processors import deliver, weigh
 

@@ -29,7 +29,7 @@ import dcl_processor.contrib
 from dcl_processor import metrics, observers, registry
 from dcl_processor.contrib import prometheus
 from dcl_processor.contrib.prometheus import exposition
-from dcl_processor.contrib.prometheus.exposition import Counts, TextFile
+from dcl_processor.contrib.prometheus.exposition import Counts, add_to_file
 from dcl_processor.management import metering
 from dcl_processor.metrics import Samples, sent
 from tests.edge.manage import CHECKOUT, Install, Manage, processors, python, started
@@ -99,7 +99,7 @@ def shown(found: Samples) -> Any:
 def test_samples_are_added_to_those_in_the_file(tmp_path: Path) -> None:
     path, later = tmp_path / "dcl.prom", 1_800_000_000.0
     for each in (full(), full("shop.b"), full("shop.c"), full(success=later)):
-        TextFile(path).add(each)
+        add_to_file(path, each)
     found = samples(path.read_text())
     both = {
         key: value if value == later else 2 * value for key, value in full(success=later).items()
@@ -199,7 +199,7 @@ def test_two_commands_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "dcl.prom"
 
     def add(_: int) -> None:
-        TextFile(path).add(full())
+        add_to_file(path, full())
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, range(40)))
@@ -222,7 +222,7 @@ OTHER_BOUNDS = "\n".join(
 def test_a_file_with_other_contents_is_replaced(tmp_path: Path, content: str) -> None:
     path = tmp_path / "dcl.prom"
     path.write_text(content)
-    TextFile(path).add(full())
+    add_to_file(path, full())
     assert samples(path.read_text()) == shown(full())
 
 

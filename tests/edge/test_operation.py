@@ -293,7 +293,7 @@ def test_numbers_beyond_reason_are_refused(parameters: dict[str, Any]) -> None:
 
 
 def test_an_outage_is_reported_once_and_its_other_causes_too() -> None:
-    outages = ErrorDedup()
+    outages = ErrorDedup({})
     said = [outages.say("a", each) for each in ("refused", "refused", "starting", "starting")]
     assert said == [True, False, True, False]
     assert outages.end("a") is not None
@@ -302,7 +302,7 @@ def test_an_outage_is_reported_once_and_its_other_causes_too() -> None:
 
 
 def test_several_with_one_server_tell_of_it_once_and_the_last_that_it_is_over() -> None:
-    outages = ErrorDedup()
+    outages = ErrorDedup({})
     assert outages.say("a", "refused")
     assert not outages.say("b", "refused")
     assert outages.end("a") is None

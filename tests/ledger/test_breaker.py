@@ -194,7 +194,7 @@ def test_a_run_does_not_wait_without_end_for_a_row_that_another_machine_tries(
     ledger.read([NAME])
     assert overseer.hold().wait > 500
     clock.now += 700
-    orders.renew_probe(NAME, Breaker(3, pause=600))
+    orders.set_probe(NAME, 600)
     ledger.read([NAME])
     assert overseer.hold() == Hold("breaker")
 
@@ -285,7 +285,7 @@ def test_an_interrupt_while_its_try_is_given_up_ends_the_run_in_the_ledger(
     monkeypatch.setattr(overseer, "_change", interrupt)
     with pytest.raises(KeyboardInterrupt):
         overseer.end(Report(name=NAME), None)
-    assert ledger._overseers == []
+    assert ledger._records == []
 
 
 if SENDS_SEVERAL:  # elsewhere each COMMIT is sent at once

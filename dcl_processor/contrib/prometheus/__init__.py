@@ -98,10 +98,6 @@ class Gauges(Collector):
                 self._read_at = time.monotonic()
             return list(self._metrics)
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that a registry asks the database no question."""
-        return []
-
 
 def read(
     processors: Iterable[BatchProcessor[Any]], *, using: str | None, seconds: float

@@ -25,18 +25,9 @@ from prometheus_client.registry import Collector
 
 from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics import (
-    AGES,
-    DURATIONS,
-    LAST_SUCCESS,
-    OUTCOMES,
-    ROWS,
-    Samples,
-    added,
-    succeeded,
-)
+from dcl_processor.metrics import AGES, DURATIONS, LAST_SUCCESS, ROWS, Samples, added, succeeded
 from dcl_processor.observers import Handling, Observer
-from dcl_processor.report import Report
+from dcl_processor.report import TRIED, Report
 
 RETRIES, LOST_LEASES = "dcl_processor_retries", "dcl_processor_lost_leases"
 HANDLER = "dcl_processor_handler_duration_seconds"
@@ -82,7 +73,7 @@ class ProcessMetrics(Observer):
 
     def _begin(self, name: str) -> None:
         """Expose 0 from the beginning, because the first increase of a new series is not seen."""
-        for outcome in OUTCOMES:
+        for outcome in TRIED:
             self._rows.labels(name, outcome)
         for each in (self._retries, self._lost, self._handler, self._lock, self._age):
             each.labels(name)
@@ -99,7 +90,7 @@ class ProcessMetrics(Observer):
             self._handler.labels(handling.call.label).observe(handling.call.duration)
 
     def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
-        if outcome in OUTCOMES:
+        if outcome in TRIED:
             self._rows.labels(name, outcome).inc()
         else:
             self._lost.labels(name).inc()
@@ -196,45 +187,40 @@ fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 LOCKED_WITHIN, PAUSE = 5.0, 0.02
 
 
-class TextFile:
-    """The file at a path; the file beside it, with ``.lock`` behind its name, is its lock."""
+def add_to_file(path: Path, samples: Samples) -> None:
+    """Add samples to those in the file; readers see the old file, or the new one.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Raises ``OSError`` if the file cannot be written, and ``TimeoutError`` if another process keeps
+    its lock. A file with other contents is replaced, such as buckets of another version.
+    """
+    with _locked(path.with_name(f"{path.name}.lock")):
+        write(path, families(added(_read(path), samples)))
 
-    def add(self, samples: Samples) -> None:
-        """Add samples to those in the file; readers see the old file, or the new one.
 
-        Raises ``OSError`` if the file cannot be written, and ``TimeoutError`` if another process
-        keeps its lock. A file with other contents is replaced, such as buckets of another version.
-        """
-        with self._locked():
-            write(self._path, families(added(self._read(), samples)))
+def _read(path: Path) -> Samples:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = _samples(text_string_to_metric_families(text))
+    except (FileNotFoundError, ValueError):
+        return {}
+    bounds = {dict(labels).get("le") for _, labels in found}
+    return found if bounds <= {None, "+Inf", *map(str, (*DURATIONS, *AGES))} else {}
 
-    def _read(self) -> Samples:
-        try:
-            text = self._path.read_text(encoding="utf-8")
-            found = _samples(text_string_to_metric_families(text))
-        except (FileNotFoundError, ValueError):
-            return {}
-        bounds = {dict(labels).get("le") for _, labels in found}
-        return found if bounds <= {None, "+Inf", *map(str, (*DURATIONS, *AGES))} else {}
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self._path.with_name(f"{self._path.name}.lock")
-        until = time.monotonic() + LOCKED_WITHIN
-        with lock.open("a") as file:
-            # Never waits in the kernel, where it could wait without limit: the process that has the
-            # lock may be stopped.
-            while fcntl is not None:
-                with suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if time.monotonic() >= until:
-                    raise TimeoutError(f"another process has kept {lock} for {LOCKED_WITHIN:g} s")
-                time.sleep(PAUSE)
-            yield
+@contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    until = time.monotonic() + LOCKED_WITHIN
+    with lock.open("a") as file:
+        # Never waits in the kernel, where it could wait without limit: the process that has the
+        # lock may be stopped.
+        while fcntl is not None:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() >= until:
+                raise TimeoutError(f"another process has kept {lock} for {LOCKED_WITHIN:g} s")
+            time.sleep(PAUSE)
+        yield
 
 
 def write(path: Path, metrics: Iterable[Metric]) -> None:

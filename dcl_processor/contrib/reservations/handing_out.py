@@ -22,7 +22,7 @@ from dcl_processor.engine.settlement import Batch, Claimed, Held, Settlement, Wa
 from dcl_processor.engine.settling import settle, settle_row
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import Failed, HandedOut, Handled, Outcome
-from dcl_processor.execution.resource import OpenFailure, Resource
+from dcl_processor.execution.resource import Resource
 from dcl_processor.log_fields import Running, known_as
 from dcl_processor.runner.counters import Counters
 from dcl_processor.settlement.rehearsal import Rehearsal
@@ -57,7 +57,9 @@ class HandingOut(Run):
         self.counters = _Counters(processor)
 
     def make_resource(self) -> Resource:
-        return _NoResource(self.processor, None, OpenFailure())
+        resource = super().make_resource()
+        resource.is_open = True  # no handler needs it
+        return resource
 
     def make_limits(self) -> tuple[None, None]:
         return None, None
@@ -125,10 +127,6 @@ def _take_back(lane: Lane, batch: Batch, held: Held) -> None:
 class _Counters(Counters):
     """Counts the rows that were handed out, and only these, for the limit."""
 
-    @property
-    def is_to_be_careful(self) -> bool:
-        return False  # no flip is written
-
     def count(self, pk: Any, outcome: Outcome) -> None:
         if isinstance(outcome, HandedOut):
             self.streak.note(Handled())
@@ -139,11 +137,3 @@ class _Counters(Counters):
         self.handled = handled
         if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
             self.streak = streak  # it was given up on, and no handler failed
-
-
-class _NoResource(Resource):
-    """Has nothing to open."""
-
-    def ready(self) -> bool:
-        self.is_open = True
-        return True
