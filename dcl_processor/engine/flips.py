@@ -36,10 +36,11 @@ logger = logging.getLogger("dcl_processor")
 Writes = list[tuple[Values, list[Any]]]
 
 
-def flips(lane: Lane, batch: Batch) -> Settlement:
+def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
     """Return the end of the transaction that has the rows' locks: its flips, and the COMMIT.
 
-    Raises if a row cannot be settled; nothing of the transaction may be kept then.
+    ``may_wait``: otherwise the flips are written now. Raises if a row cannot be settled; nothing of
+    the transaction may be kept then.
     """
     lane.leftover.keep()
     # Race: flip without work. The work of a row whose handler raised was rolled back.
@@ -56,7 +57,7 @@ def flips(lane: Lane, batch: Batch) -> Settlement:
         lane.session.check_for_the_last_time()
     is_kept = not connection.needs_rollback and (handled or _keeps_something(batch, noted))
     end = COMMIT if is_kept else ROLLBACK
-    if not noted and (later := _later(lane, batch, writes)) is not None:
+    if may_wait and not noted and (later := _later(lane, batch, writes)) is not None:
         return Settlement(batch, (*later, end))
     _write_now(lane, batch, writes, noted)
     # The flip could not be verified beforehand, or that proves nothing for these rows.
