@@ -46,7 +46,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, questions, sharing
+from . import databases, flips, questions
 
 TAG = "processors"
 
@@ -84,7 +84,7 @@ def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
     """Check each processor, and the databases they use."""
     messages: list[CheckMessage] = []
     users: dict[str, list[BatchProcessor[Any]]] = {}
-    asking: list[sharing.User] = []
+    asking: list[flips.User] = []
     for processor in (each.processor for each in found):
         messages += databases.check_names(processor)
         messages += databases.check_ledger(processor)
@@ -97,7 +97,7 @@ def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
                 messages += questions.check_groups(processor, question)
             asking.append((processor, question))
             users.setdefault(question.using, []).append(processor)
-    messages += sharing.check(asking)
+    messages += flips.check_shared(asking)
     for alias, processors in users.items():
         messages += databases.check(alias, processors)
     return messages

@@ -20,8 +20,7 @@ from dcl_processor.values import (
 )
 
 from . import functions
-from .kinds import RULES, rules_of
-from .lease import Lease
+from .kinds import RULES, Lease, rules_of
 from .model_columns import FLIPS
 from .retry import Breaker, Retry
 

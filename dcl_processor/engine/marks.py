@@ -18,7 +18,7 @@ from django.db.models.signals import post_init
 from dcl_processor.candidates.question import these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
-from dcl_processor.definition.lease import Lease
+from dcl_processor.definition.kinds import Lease
 from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.values import Values, resolve
 
