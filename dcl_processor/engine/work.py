@@ -18,8 +18,7 @@ from dcl_processor.execution.handler import (
 )
 from dcl_processor.execution.row_savepoint import alone
 
-from .marks import column
-from .settlement import Batch, Held
+from .settlement import Batch, Held, column
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
