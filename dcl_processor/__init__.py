@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decorator import batch_processor
-    from .definition.kinds import Delivery
-    from .definition.lease import Lease
+    from .definition.kinds import Delivery, Lease
     from .definition.retry import Breaker, Retry
     from .outcomes import Discard, Snooze
     from .processor import BatchProcessor
@@ -34,7 +33,7 @@ _MODULES = {
     "Breaker": ".definition.retry",
     "Delivery": ".definition.kinds",
     "Discard": ".outcomes",
-    "Lease": ".definition.lease",
+    "Lease": ".definition.kinds",
     "Report": ".report",
     "Retry": ".definition.retry",
     "Snooze": ".outcomes",

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable
 
-from dcl_processor.definition.kinds import Delivery
-from dcl_processor.definition.lease import Lease
+from dcl_processor.definition.kinds import Delivery, Lease
 from dcl_processor.definition.retry import Breaker, Retry
 from dcl_processor.exceptions import InvalidOption
 

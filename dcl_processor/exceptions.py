@@ -92,16 +92,6 @@ class TransactionLeftOpen(ProcessorError):
         )
 
 
-class UnseenWork(ProcessorError):
-    """A row's work bypassed Django's connection: only a rollback of the transaction undoes it."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "expected the row's work to go through Django's connection, got writes through the "
-            "driver, which were rolled back with the whole transaction"
-        )
-
-
 class ReadOnlyDatabase(ProcessorError):
     """The database accepts no writes now: it, or this session, is read-only."""
 

@@ -12,8 +12,7 @@ from django.db.models import Model, Q, QuerySet
 from . import operator_actions
 from .definition import validation
 from .definition.definition import Definition
-from .engine.dry_run import dry_run
-from .engine.run import Run
+from .engine.run import Run, dry_run
 from .execution.calls import entered, refuse_key_with_others
 from .locking import key_lock
 from .report import DryRun, Report

@@ -69,7 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"delivery": MOST, "claimed_at": "claimed_at"}, r"expected claimed_at together with claim=…"),
     (
         {"delivery": MOST, "claim": CLAIM, "retry": Retry()},
-        r"expected reset=… together with retry, got retry alone",
+        r"expected reset=… together with claim and retry, got no reset",
     ),
     (
         {"delivery": MOST, "claim": {"claimed_at": Now()}},

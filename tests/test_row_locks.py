@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import OperationalError
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.checks import databases
+from dcl_processor.checks import check_database
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.insights import row as rows
 from dcl_processor.insights import rows as rows_
@@ -396,11 +396,11 @@ def test_the_checks_find_a_database_without_such_locks() -> None:
     with alias("memory", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
         found = [
             each
-            for each in databases.check("memory", [capped(using="memory")])
+            for each in check_database("memory", [capped(using="memory")])
             if isinstance(each, checks.Error)
         ]
     assert [each.id for each in found] == ["dcl_processor.E014"]
-    assert list(databases.check("default", [capped()])) == []
+    assert list(check_database("default", [capped()])) == []
 
 
 def test_a_galera_cluster_is_refused_by_name() -> None:

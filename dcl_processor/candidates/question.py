@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from django.db import router
-from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When, lookups
+from django.db.models import Case, IntegerField, Model, Q, QuerySet, Transform, Value, When, lookups
 from django.db.models.expressions import Col
-from django.db.models.fields import related_lookups
+from django.db.models.fields import json, related_lookups
 from django.db.models.functions import Now
 from django.db.models.query import ModelIterable, ValuesIterable
 from django.db.models.sql.where import AND, WhereNode
@@ -34,6 +34,7 @@ M = TypeVar("M", bound=Model)
 
 #: The modules of Django's own lookups: one that a user registered may compile to any SQL.
 PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
+_LOOKUPS = PLAIN_LOOKUPS | {json.__name__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,33 +245,9 @@ def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
         or joined - {query.base_table}
         # An unmanaged model may be a view, which may contain any join or condition.
         or not concrete._meta.managed
-        or any(field.model._meta.concrete_model is not concrete for field in _columns(concrete))
+        or any(f.model._meta.concrete_model is not concrete for f in concrete._meta.concrete_fields)
     )
-    return plain and _is_own(query.where, query.base_table)
-
-
-def _columns(model: type[Model]) -> list[Any]:
-    return list(model._meta.concrete_fields)
-
-
-def _is_own(node: Any, table: str | None) -> bool:
-    if isinstance(node, WhereNode):
-        return all(_is_own(child, table) for child in node.children)
-    if type(node).__module__ not in PLAIN_LOOKUPS or not isinstance(node, lookups.Lookup):
-        return False
-    value: Any = node.rhs
-    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
-    return _is_column(node.lhs, table) and all(_is_plain(value, table) for value in values)
-
-
-def _is_plain(value: Any, table: str | None) -> bool:
-    if _is_column(value, table) or type(value) in (Value, Now, DatabaseNow):
-        return True
-    return not hasattr(value, "resolve_expression") and not hasattr(value, "as_sql")
-
-
-def _is_column(expression: Any, table: str | None) -> bool:
-    return type(expression) is Col and expression.alias == table
+    return plain and _reads_only(query.where, {query.base_table})
 
 
 def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tuple[type[Model], ...]:
@@ -306,3 +283,78 @@ def _columns_in(expression: Any) -> Iterator[Col]:
         yield from _columns_in(source)
     # The columns that a subquery takes from the outer query.
     yield from getattr(expression, "get_external_cols", list)()
+
+
+# --- the conditions that have the same result for all rows after a flip
+#
+# A flip that takes one row out of pending may leave another row pending: ``sent=True`` does so for
+# ``Q(sent=False) | Q(weight=5)``. The difference is in the conditions on columns that the flip does
+# not write. A condition that reads only columns to which the flip writes constants has the same
+# result for every row after the flip; if one such condition fails, no row stays pending.
+#
+# A mark on a lease must leave its row pending. It does so for every row if it does for one, and
+# each condition reads either such columns, or columns that the mark does not write.
+
+
+def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[Any, Any] | None:
+    """Return the rows that meet all conditions on those columns alone; ``None`` without such ones.
+
+    ``columns``: the attnames of the columns that are written as constants. The rows returned
+    include every pending row; the query uses no other table, except for a parent's.
+    """
+    query, own = queryset.query.chain(), own_aliases(queryset)
+    some = [node for node in demanded(query.where) if _reads_only(node, own, columns)]
+    if not some:
+        return None
+    rows: QuerySet[Any, Any] = QuerySet(queryset.model, using=queryset.db)
+    # A join would be a condition, too, because the joined rows must exist.
+    for name in ("alias_map", "alias_refcount", "table_map"):
+        setattr(rows.query, name, getattr(query, name).copy())
+    rows.query.alias_refcount.update(dict.fromkeys(query.alias_map.keys() - own, 0))
+    rows.query.where = WhereNode(some)
+    return rows.order_by()
+
+
+def keeps_all(
+    queryset: QuerySet[Any, Any], constants: Collection[str], written: Collection[str]
+) -> bool:
+    """Return whether a write that leaves one pending row pending leaves every one pending.
+
+    ``written``: the attnames of the columns that it writes; ``constants``: those of them that have
+    the same value in all rows afterwards. Each condition must read the constants alone, or columns
+    that are not written.
+    """
+    query, own = queryset.query, own_aliases(queryset)
+    if {alias for alias, count in query.alias_refcount.items() if count} - own:
+        return False
+    fields = queryset.model._meta.concrete_fields
+    others = {field.attname for field in fields}.difference(written)
+    return all(
+        _reads_only(node, own, constants) or _reads_only(node, own, others)
+        for node in demanded(query.where)
+    )
+
+
+def _reads_only(
+    node: Any, own: Collection[str | None], columns: Collection[str] | None = None
+) -> bool:
+    """Return whether a condition reads nothing but columns of a row's own tables.
+
+    ``own``: the aliases of these tables. ``columns``: the attnames of the columns, which Django's
+    own transforms may change; ``None``: any, each as it is.
+    """
+    module = type(node).__module__
+    match node:
+        case WhereNode():
+            return all(_reads_only(child, own, columns) for child in node.children)
+        case Col():
+            return node.alias in own and (columns is None or node.target.attname in columns)
+        case lookups.Lookup() if module in (PLAIN_LOOKUPS if columns is None else _LOOKUPS):
+            return _reads_only(node.lhs, own, columns) and _reads_only(node.rhs, own, columns)
+        case Transform() if columns is not None and module.startswith("django.db.models."):
+            return all(_reads_only(each, own, columns) for each in node.get_source_expressions())
+        case list() | tuple() | set() | frozenset():
+            return all(_reads_only(each, own, columns) for each in node)
+    if type(node) in (Value, Now, DatabaseNow):
+        return True
+    return not hasattr(node, "resolve_expression") and not hasattr(node, "as_sql")

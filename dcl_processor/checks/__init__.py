@@ -34,7 +34,8 @@ and W008 with the checks of its ``ModelAdmin``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -43,10 +44,14 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from dcl_processor import registry
+from dcl_processor.candidates.question import Question
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.locking.slots import refuse_without_locks
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.runner import limits
 
-from . import databases, flips, questions, sharing
+from . import flips, questions
 
 TAG = "processors"
 
@@ -84,22 +89,22 @@ def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
     """Check each processor, and the databases they use."""
     messages: list[CheckMessage] = []
     users: dict[str, list[BatchProcessor[Any]]] = {}
-    asking: list[sharing.User] = []
+    asking: list[flips.User] = []
     for processor in (each.processor for each in found):
-        messages += databases.check_names(processor)
-        messages += databases.check_ledger(processor)
+        messages += check_names(processor)
+        messages += check_ledger(processor)
         question, about_pending = questions.check(processor)
         messages += about_pending
         if question is not None:
             messages += flips.check(processor, question.model)
             if question.using in connections.databases:  # E006 reports another one
-                messages += databases.check_clock(processor, question)
+                messages += check_clock(processor, question)
                 messages += questions.check_groups(processor, question)
             asking.append((processor, question))
             users.setdefault(question.using, []).append(processor)
-    messages += sharing.check(asking)
+    messages += flips.check_shared(asking)
     for alias, processors in users.items():
-        messages += databases.check(alias, processors)
+        messages += check_database(alias, processors)
     return messages
 
 
@@ -143,3 +148,61 @@ def _shared_names(found: Sequence[registry.Found]) -> list[CheckMessage]:
         for each in found
         if (other := first.setdefault(each.processor.name, each)) is not each
     ]
+
+
+# --- the databases that processors use
+
+
+def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
+    """Yield an error if the processor's alias does not exist."""
+    hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
+    exists = partial(limits.check_alias, "using", processor.using)
+    yield from questions.refusals(processor, exists, hint, "dcl_processor.E006")
+
+
+def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
+    """Yield an error if the lease's column keeps a time that will be an hour off some day."""
+    if processor.lease is not None:
+        hint = "With USE_TZ=True, columns without a time zone store UTC."
+        lasts = partial(processor.lease.check_clock, question.model, question.using, processor.name)
+        yield from questions.refusals(processor, lasts, hint, "dcl_processor.E011")
+
+
+def check_database(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Iterator[CheckMessage]:
+    """Yield what the database cannot do for these processors."""
+    if alias not in connections.databases:
+        return  # found by E006, or by Django when the queryset is evaluated
+    who = f"database {alias!r}"
+    connection = connections[alias]
+    names = ", ".join(processor.name for processor in processors)
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        yield checks.Error(
+            f"expected autocommit for {names}, got AUTOCOMMIT=False, with which Django never "
+            "commits.",
+            hint="Set it to True, or give the processors an alias of their own with using=.",
+            obj=who,
+            id="dcl_processor.E007",
+        )
+    for processor in processors:
+        if processor.max_workers is not None:
+            hint = "Or use one worker: on SQLite, workers wait for each other in any case."
+            slots = partial(refuse_without_locks, alias, processor.name)
+            yield from questions.refusals(processor, slots, hint, "dcl_processor.E014")
+    if not connection.features.has_select_for_update:
+        # The other deliveries hold no lock while a handler runs, and their workers share the work.
+        inside = [p.name for p in processors if rules_of(p).in_transaction]
+        if inside:
+            yield checks.Warning(
+                f"this database has no row locks: all workers of {', '.join(inside)} together "
+                "handle one row at a time, and all other writers wait while a handler runs.",
+                hint="Keep handlers short and run one worker, choose AT_LEAST_ONCE, whose handlers "
+                "hold no lock, or use PostgreSQL, MariaDB or MySQL.",
+                obj=who,
+                id="dcl_processor.W004",
+            )
+
+
+def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
+    """Yield an error for an option that needs the ledger, if there is none, or it is off."""
+    has_it = partial(limits.refuse_without_ledger, processor)
+    yield from questions.refusals(processor, has_it, "Every run is refused.", "dcl_processor.E018")

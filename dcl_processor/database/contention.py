@@ -59,8 +59,8 @@ _OF_VALUES = frozenset(
 )
 _HIGHEST_OF_SERVER = 20_000
 
-# See above: of a row, or of a table; and of the whole statement.
-_LOCK_NOT_AVAILABLE, _WAITED = "55P03", frozenset({1205, 1969})
+# See above: of a row, or of a table.
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 def is_contention(error: BaseException) -> bool:
@@ -69,15 +69,6 @@ def is_contention(error: BaseException) -> bool:
     if _sqlstate(cause) in _SQLSTATES or _errno(cause) in _ERRNOS:
         return True
     return _sqlite_code(cause) in (_SQLITE_BUSY, _SQLITE_LOCKED)
-
-
-def is_lock_timeout(error: BaseException) -> bool:
-    """Return whether a statement waited for a lock until the end of its limit.
-
-    On MariaDB, where the limit may be one of the whole statement, also any statement that was slow.
-    """
-    cause = error.__cause__
-    return _sqlstate(cause) == _LOCK_NOT_AVAILABLE or _errno(cause) in _WAITED
 
 
 def is_statement_timeout(error: BaseException) -> bool:

@@ -147,11 +147,6 @@ def _place(vendor: str, driver: type) -> str | None:
     return name if name and driver.__dictoffset__ and hasattr(driver, name) else None
 
 
-def changes(connection: Any) -> int:
-    """Return how many rows the session has written so far, if the driver counts them."""
-    return getattr(connection.connection, "total_changes", 0)
-
-
 def send(connection: Any, sql: str) -> None:
     """Send a statement without parameters and without an answer, past Django's cursors.
 

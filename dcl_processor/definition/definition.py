@@ -21,8 +21,7 @@ from django.db.models.expressions import Combinable
 from dcl_processor.values import seconds
 
 from . import functions, validation
-from .kinds import Delivery
-from .lease import Lease
+from .kinds import Delivery, Lease
 from .model_columns import named_columns
 from .retry import Breaker, Retry
 

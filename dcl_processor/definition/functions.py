@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Manager, Model, QuerySet
+from django.db.models import Model, QuerySet
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
+from dcl_processor.values import expect
 
 from .kinds import rules_of
 
@@ -31,15 +32,11 @@ def _check_pending(processor: Definition[Any]) -> None:
     source: Any = processor.pending
     if isinstance(source, QuerySet):
         return
-    if isinstance(source, Manager) or (isinstance(source, type) and issubclass(source, Model)):
+    is_model = isinstance(source, type) and issubclass(source, Model)
+    if is_model or not callable(source):
         raise InvalidPending(
             f"{processor._label}: expected pending to be a queryset or a callable that returns "
             f"one, got {source!r}; write …objects.filter(…)."
-        )
-    if not callable(source):
-        raise InvalidPending(
-            f"{processor._label}: expected pending to be a queryset or a callable that returns "
-            f"one, got {source!r}."
         )
     written = inspect.getattr_static(type(processor), "pending", None)
     if inspect.isfunction(written) and "pending" not in vars(processor) and takes(written):
@@ -56,11 +53,9 @@ def _check_pending(processor: Definition[Any]) -> None:
 
 def _check_resource(processor: Definition[Any]) -> None:
     resource: Any = processor.resource
-    if not callable(resource) or not takes(resource):
-        raise InvalidOption(
-            f"{processor._label}: expected resource to be a callable without arguments that "
-            f"returns a context manager, got {resource!r}."
-        )
+    fits = callable(resource) and takes(resource)
+    words = "a callable without arguments that returns a context manager"
+    expect(fits, f"{processor._label}: expected resource", words, resource)
     if inspect.isgeneratorfunction(resource) or inspect.isasyncgenfunction(resource):
         raise InvalidOption(
             f"{processor._label}: expected resource() to return a context manager, got the "
@@ -73,10 +68,8 @@ def _check_handler(processor: Definition[Any]) -> None:
     name, what = ("process_batch", "rows") if processor._handles_batches else ("process", "one row")
     handler: Any = getattr(processor, name)
     called = getattr(handler, "__name__", name)
-    if not callable(handler):
-        raise InvalidOption(
-            f"{processor._label}: expected {name} to be a function of {what}, got {handler!r}."
-        )
+    named = f"{processor._label}: expected {name}"
+    expect(callable(handler), named, f"a function of {what}", handler)
     _check_kind(processor, handler, called)
     is_own = getattr(processor.resource, "__qualname__", "") != "Definition.resource"
     resource = ["resource"] if is_own else []
@@ -91,10 +84,8 @@ def _check_taken_over(processor: Definition[Any]) -> None:
     hook: Any = processor.taken_over
     if not processor._prepares_taken_over:
         return
-    if not callable(hook) or not takes(hook, None):
-        raise InvalidOption(
-            f"{processor._label}: expected taken_over to be a function of one row, got {hook!r}."
-        )
+    fits = callable(hook) and takes(hook, None)
+    expect(fits, f"{processor._label}: expected taken_over", "a function of one row", hook)
     if "lease" not in rules_of(processor).options:
         raise InvalidOption(
             f"{processor._label}: expected no taken_over with {str(processor.delivery).upper()}, "
@@ -114,11 +105,9 @@ def _check_taken_over(processor: Definition[Any]) -> None:
 
 def _check_throttle(processor: Definition[Any]) -> None:
     throttle: Any = processor.throttle
-    if not callable(throttle) or not takes(throttle) or inspect.iscoroutinefunction(throttle):
-        raise InvalidOption(
-            f"{processor._label}: expected throttle to be a plain function without arguments that "
-            f"returns seconds, True or None, got {throttle!r}."
-        )
+    fits = callable(throttle) and takes(throttle) and not inspect.iscoroutinefunction(throttle)
+    words = "a plain function without arguments that returns seconds, True or None"
+    expect(fits, f"{processor._label}: expected throttle", words, throttle)
 
 
 def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:

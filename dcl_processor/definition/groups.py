@@ -20,7 +20,7 @@ from django.db.models import (
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.values import Values, constants_of
 
-from .lease import Lease
+from .kinds import Lease
 
 if TYPE_CHECKING:
     from .definition import Definition

@@ -20,8 +20,7 @@ from dcl_processor.values import (
 )
 
 from . import functions
-from .kinds import RULES, rules_of
-from .lease import Lease
+from .kinds import RULES, Lease, rules_of
 from .model_columns import FLIPS
 from .retry import Breaker, Retry
 
@@ -196,28 +195,17 @@ def _check_claim(processor: Definition[Any]) -> None:
             f"{label}: expected claim to differ from done, so that a row in doubt differs "
             f"from a finished one, got {dict(claim)!r} for both."
         )
-    if processor.lease is not None:
-        _check_claim_on_lease(processor)
-    elif not constants_of(claim):
+    if processor.lease is None and not constants_of(claim):
         raise InvalidOption(
             f"{label}: expected claim to have at least one constant, by which a claimed row is "
             f"recognised, got {dict(claim)!r}; add a status or a flag to claim, and use "
             "claimed_at=… for the time."
         )
-    if processor.retry is not None and processor.reset is None:
+    if processor.reset is None and (processor.lease or processor.retry):
+        beside = "a lease" if processor.lease else "retry"
         raise InvalidOption(
-            f"{label}: expected reset=… together with retry, got retry alone; set reset to the "
-            "values that put a claimed row back into pending."
-        )
-
-
-def _check_claim_on_lease(processor: Definition[Any]) -> None:
-    """Require the values that take the mark off, whichever worker has written it."""
-    if processor.reset is None:
-        raise InvalidOption(
-            f"{processor._label}: expected reset=… together with claim and a lease, got no reset; "
-            "set reset to the values of a row without the claim; a worker that takes over a row "
-            "needs them to remove the other worker's mark."
+            f"{label}: expected reset=… together with claim and {beside}, got no reset; set reset "
+            "to the values of a row without the claim, with which it is pending again."
         )
 
 

@@ -15,7 +15,7 @@ from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.database.sight import Shared
-from dcl_processor.definition.lease import Lease
+from dcl_processor.definition.kinds import Lease
 from dcl_processor.execution.calls import CallLimits, abandoned
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.locking.isolation import ReadCommitted

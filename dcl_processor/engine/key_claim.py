@@ -29,9 +29,8 @@ from dcl_processor.locking.row_locks import database_lock, lock_free, written_pa
 from dcl_processor.values import resolve
 
 from .claim import Read, claim, read_of
-from .marks import column
 from .session import Session
-from .settlement import Claimed, Held, Missed, Settlement, Statement, Wanted
+from .settlement import Claimed, Held, Missed, Settlement, Statement, Wanted, column
 
 #: Claims wanted rows in the transaction that has their keys locked.
 ClaimRows = Callable[[Session, Question[Any], Wanted], Claimed]

@@ -27,9 +27,8 @@ from .flips import fixed_flip
 from .key_claim import claim_in_turn
 from .marked import LINGER, WORTH_CLAIMING, BatchCalls
 from .marking import claim_and_mark
-from .marks import mark_of
 from .session import Session
-from .settlement import Batch, Held, NotSettled, Settlement
+from .settlement import Batch, Held, NotSettled, Settlement, mark_of
 from .source import LOOK
 from .work import read_attempts
 
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
     from dcl_processor.values import Values
 
-    from .marks import Mark
     from .run import Run
+    from .settlement import Mark
 
 logger = logging.getLogger("dcl_processor")
 

@@ -228,11 +228,7 @@ class BatchCalls:
             ended[pk] = attempt_together(
                 lane.processor, given, lane.resource.arguments, lane.run.time_limit
             )
-        outcomes = ended[pk]
-        if isinstance(outcomes, dict):
-            ended[pk] = leftover.judge_all(outcomes)
-        else:
-            leftover.end()
+        ended[pk] = leftover.judge(ended[pk])
 
     def _settle_ended(self) -> None:
         loop = self._loop

@@ -27,7 +27,6 @@ from dcl_processor.values import Values, resolve
 
 from .claim import claim
 from .key_claim import claim_in_turn
-from .marks import looks_at_loading, show
 from .session import Session
 from .settlement import (
     COMMIT,
@@ -40,11 +39,13 @@ from .settlement import (
     Settlement,
     Statement,
     Wanted,
+    looks_at_loading,
+    show,
 )
 
 if TYPE_CHECKING:
     from .lane import Lane
-    from .marks import Mark
+    from .settlement import Mark
 
 
 def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> None:

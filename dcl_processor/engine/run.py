@@ -1,12 +1,14 @@
-"""One run: what its lanes share, and its report."""
+"""One run: what its lanes share, and its report; and the dry run, which shows what it would do."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import timedelta, tzinfo
+from itertools import islice
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from django.db.models import Model, Q
 from django.utils import timezone, translation
 
 from dcl_processor import observers, oversight
+from dcl_processor.candidates import scan
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
@@ -29,22 +32,24 @@ from dcl_processor.execution.resource import OpenFailure, Resource
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.interrupts import LOOK
 from dcl_processor.locking.isolation import refuse_other_transactions, refuse_outer_transaction
-from dcl_processor.locking.key_lock import refuse_database
+from dcl_processor.locking.key_lock import refuse_collation, refuse_database
 from dcl_processor.locking.slots import Slot
 from dcl_processor.log_fields import Running, known_as
-from dcl_processor.report import Report, Stopped
+from dcl_processor.report import MOST_COUNTED, DryRun, Report, Stopped
 from dcl_processor.runner import limits
 from dcl_processor.runner.counters import Counters, attach_report, log_end
 from dcl_processor.runner.in_flight import Notes
 from dcl_processor.runner.limits import LONGEST_HOLD, Holds, refuse_without_ledger
-from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
+from dcl_processor.settlement.rehearsal import Rehearsal, RowRefused, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
 
+from .claim import claim
 from .heartbeat import Heartbeat
 from .key_source import KeySource
 from .lane import Lane
-from .settlement import Ended, Held
+from .session import Session
+from .settlement import Ended, Held, Wanted
 from .source import Source
 
 if TYPE_CHECKING:
@@ -481,3 +486,55 @@ class Run:
             if reason := self.limits.exceeded(self.counters.handled):
                 return reason
         return None
+
+
+# --- the dry run: without a call of a handler, and without a change
+
+
+#: Rows of which the primary keys are shown, and one of which is to be free for the rehearsal.
+SHOWN = 5
+
+
+def dry_run(run: Run) -> DryRun:
+    """Return what the run would do; raise what it would raise before its first handler."""
+    processor = run.processor
+    try:
+        question = run.checked()
+        run.make_source(question)  # which refuses what cannot be a key
+        pending = scan.count(question, MOST_COUNTED)
+        found = DryRun(name=processor.name, pending=pending, limit=run.limits.rows)
+        in_order = processor.strict_order
+        windows = scan.ordered_scan(run.ask, set()) if in_order else scan.KeyScan(run.ask, set())
+        window = next(iter(windows), None)
+        if window is None:
+            return found
+        question, waiting = window
+        run.refuse_backlog(question, waiting)
+        if processor.group_by is not None:
+            refuse_collation(question, groups_of(processor, question.model), processor.name)
+        return replace(
+            found,
+            due=scan.count(question, MOST_COUNTED),
+            first=tuple(islice(waiting, run.limits.clip(SHOWN, 0))),
+            rehearsed=_rehearsed(run, question, list(islice(waiting, SHOWN))),
+        )
+    finally:
+        run.leave()
+
+
+def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> Any:
+    """Try the flips on the first of the rows that is free; return its key if its flip is known."""
+    processor, session = run.processor, Session(question.using, run.processor.name)
+    error: Exception | None = None
+    for pk in pks:
+        try:
+            for held in claim(session, question, Wanted([pk]), None).rows:
+                rehearse(processor, question, held.row, pk)
+                return None if processor._flip_needs_result or processor.repeats else pk
+        except RowRefused as refused:
+            error = error or refused.error
+        finally:
+            session.rollback()
+    if error is not None:
+        raise error
+    return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import AttemptsUsedUp, InvalidOption, TransactionLost, UnseenWork
+from dcl_processor.exceptions import AttemptsUsedUp, InvalidOption, TransactionLost
 from dcl_processor.execution.handler import (
     Failed,
     Handled,
@@ -18,8 +18,7 @@ from dcl_processor.execution.handler import (
 )
 from dcl_processor.execution.row_savepoint import alone
 
-from .marks import column
-from .settlement import Batch, Held
+from .settlement import Batch, Held, column
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -77,7 +76,7 @@ def _handle(lane: Lane, batch: Batch, held: Held, *, shared: bool) -> None:
             batch.ended[-1] = held, lane.savepoint.close(outcome)
         elif type(outcome) is not Handled or lane.session.connection.needs_rollback:
             batch.ended[-1] = held, alone(lane.session.connection, outcome)
-    except (TransactionLost, UnseenWork) as error:
+    except TransactionLost as error:
         batch.to_blame = None if was_ended_by_server(error) else held
         raise
     if type(outcome) is Failed:

@@ -267,7 +267,7 @@ class EventLoop:
         except asyncio.CancelledError:
             return None if pk in self._given_up else outcome
         if is_lost and not isinstance(outcome, BaseException):
-            return without_work(outcome)
+            return without_work(outcome, shared=True)
         return outcome
 
     async def _outcome(

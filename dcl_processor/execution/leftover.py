@@ -79,15 +79,9 @@ class Leftover:
             for kind in kinds:
                 cursor.execute(getattr(self._connection.ops, kind)("dcl_test"))
 
-    def judge(self, outcome: Outcome) -> Outcome:
-        """End the transaction that was left open; return the row's outcome."""
-        return _without_work(outcome) if self.end() else outcome
-
-    def judge_all(self, outcomes: dict[Any, Outcome]) -> dict[Any, Outcome]:
-        """Do the same for the rows of one call, whose outcomes are given by key."""
-        if not self.end():
-            return outcomes
-        return {pk: _without_work(each) for pk, each in outcomes.items()}
+    def judge(self, outcome: Any) -> Any:
+        """End the transaction that was left open; return the outcome of the call, of its kind."""
+        return without_work(outcome) if self.end() else outcome
 
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
@@ -246,14 +240,14 @@ def close_lost(but: str | None = None) -> None:
             each.close()
 
 
-def without_work(outcome: Together) -> Together:
-    """Return the outcome of a call whose work was rolled back in a transaction of all handlers."""
+def without_work(outcome: Together, *, shared: bool = False) -> Together:
+    """Return the outcome of a call whose work was rolled back; ``shared``: with that of others."""
     if isinstance(outcome, dict):
-        return {pk: _without_work(each, shared=True) for pk, each in outcome.items()}
-    return _without_work(outcome, shared=True)
+        return {pk: _without_work(each, shared) for pk, each in outcome.items()}
+    return _without_work(outcome, shared)
 
 
-def _without_work(outcome: Outcome, *, shared: bool = False) -> Outcome:
+def _without_work(outcome: Outcome, shared: bool) -> Outcome:
     if not isinstance(outcome, Handled):
         return outcome
     error = TransactionLeftOpen(shared=shared)

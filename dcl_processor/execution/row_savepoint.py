@@ -2,22 +2,20 @@
 
 A savepoint for every row of a batch costs several times what the batch saves. Most handlers that
 run in batches use the database little or not at all, so the savepoint is created only when the
-handler opens a cursor, or sends a statement through the driver itself. If the driver cannot be
-watched but counts its writes, the count is compared afterwards, and a difference rolls back the
-whole transaction. With any other driver each row begins with its savepoint.
+handler opens a cursor, or sends a statement through the driver itself. With a driver that cannot be
+watched each row begins with its savepoint; on SQLite, to which no message is sent, that is cheap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.db import DatabaseError
 from django.db.transaction import TransactionManagementError
 
 from dcl_processor.database.contention import savepoint_is_gone
-from dcl_processor.database.driver import Sending, changes, send
-from dcl_processor.exceptions import TransactionLost, UnseenWork
+from dcl_processor.database.driver import Sending, send
+from dcl_processor.exceptions import TransactionLost
 
 from .handler import Failed, Handled, Outcome
 
@@ -32,25 +30,18 @@ class RowSavepoint:
         self._callbacks = 0
         self._sending: Sending | None = None
         self._open = False
-        self._changes = 0
 
     def begin(self) -> None:
         """Watch for the first statement of the next row's handler; ``end()`` has to follow."""
         connection = self._connection
         self._open, self._callbacks = False, len(connection.run_on_commit)
-        # Of each row, because work past Django is that of the row that did it.
-        self._changes = changes(connection)
         if self._sending is not None:
             return  # the last handler has sent nothing
         self._sending = Sending(connection, self._before_sending)
-        if self._sending.is_seen:
-            self._sending.start()
-        elif connection.vendor == "sqlite":
-            # A cursor may be older than the row.
-            connection.execute_wrappers.append(self._first_statement)
-        else:
+        if not self._sending.is_seen:
             self._begin()
             return
+        self._sending.start()
         # Where cursors are created, so that Django sends the savepoint itself if possible.
         connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
 
@@ -60,10 +51,6 @@ class RowSavepoint:
             self._sending.stop()
             self._sending = None
         vars(self._connection).pop("_cursor", None)
-        wrappers = self._connection.execute_wrappers
-        # Wherever it is in the list, because a handler may have left a wrapper of its own on top.
-        if self._first_statement in wrappers:
-            wrappers.remove(self._first_statement)
 
     def close(self, outcome: Outcome) -> Outcome:
         """Keep the row's work if it was handled, or roll it back; return the row's outcome.
@@ -82,8 +69,6 @@ class RowSavepoint:
         return outcome
 
     def _undo(self) -> None:
-        if not self._open and self._changes != changes(self._connection):
-            raise UnseenWork
         # The handler called set_rollback(True): roll back this row only.
         self._connection.set_rollback(False)
         if self._open:
@@ -100,17 +85,17 @@ class RowSavepoint:
             raise
 
     def _execute(self, kind: str) -> None:
-        sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
-        with self._connection.cursor() as cursor:
+        connection = self._connection
+        sql = getattr(connection.ops, kind)(_SAVEPOINT)
+        if connection.vendor == "sqlite":
+            send(connection, sql)  # a cursor of Django's costs more than the savepoint
+            return
+        with connection.cursor() as cursor:
             cursor.execute(sql)
 
     def _first_cursor(self, *args: Any, **kwargs: Any) -> Any:
         self._begin()
         return self._connection._cursor(*args, **kwargs)  # noqa: SLF001  # Django's own again
-
-    def _first_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
-        self._begin()
-        return execute(*args)
 
     def _before_sending(self) -> None:
         self.end()

@@ -16,8 +16,7 @@ from django.db.models.functions import Now
 from django.utils.timezone import is_aware, is_naive
 
 from dcl_processor import clock
-from dcl_processor.candidates.flip_coverage import decided, keeps_all
-from dcl_processor.candidates.question import Question
+from dcl_processor.candidates.question import Question, decided, keeps_all
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.connection import has_id
 from dcl_processor.database.contention import is_contention, unwritable

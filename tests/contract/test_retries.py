@@ -186,11 +186,13 @@ def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
         run()
     updates = [sql.startswith("UPDATE") and "result" in sql.split("WHERE")[0] for sql, _ in seen]
     after = [each for each in seen[updates.index(True) + 1 :] if "dcl_fence" not in each[0]]
-    words = [sql.split()[0] for sql, _ in after[:5]]
-    # The savepoint is that of the note.
-    assert words == ["ROLLBACK", "RELEASE", "SAVEPOINT", "UPDATE", "RELEASE"]
-    assert "last_error" in after[3][0]
-    assert all(atomic for _, atomic in after[:5])
+    # That of the row goes past Django's cursors on SQLite. The savepoint is that of the note.
+    end = [] if connection.vendor == "sqlite" else ["ROLLBACK", "RELEASE"]
+    words = [*end, "SAVEPOINT", "UPDATE", "RELEASE"]
+    after = after[: len(words)]
+    assert [sql.split()[0] for sql, _ in after] == words
+    assert "last_error" in after[-2][0]
+    assert all(atomic for _, atomic in after)
     noted = [sql for sql, _ in seen if "last_error" in sql and "UPDATE" in sql[:6]]
     assert len([sql for sql in noted if "done" not in sql]) == 1  # beside the flip's rehearsal
 

@@ -394,7 +394,7 @@ def test_without_the_ledger_a_run_is_refused_with_one_sentence(option: str) -> N
 
 
 def test_the_check_reports_options_that_need_the_ledger() -> None:
-    from dcl_processor.checks.databases import check_ledger as check
+    from dcl_processor.checks import check_ledger as check
 
     processor = the.transactional(the.ignore, name=RATED, rate=5)
     assert list(check(processor)) == []

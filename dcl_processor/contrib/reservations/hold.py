@@ -24,9 +24,8 @@ from django.db.models import Model
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
-from dcl_processor.definition.lease import was_taken_away
-from dcl_processor.engine.marks import mark_of
-from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked, Wanted
+from dcl_processor.definition.kinds import was_taken_away
+from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked, Wanted, mark_of
 from dcl_processor.engine.work import read_attempts
 from dcl_processor.exceptions import InvalidToken, LostBecause
 from dcl_processor.settlement import writing
