@@ -158,11 +158,14 @@ def test_a_receiver_that_raises_costs_no_row() -> None:
     def receive(**_: Any) -> None:
         raise ValueError
 
-    row_started.connect(receive)
+    signals = (run_started, row_started, row_finished, run_finished)
+    for each in signals:
+        each.connect(receive)
     try:
         assert the.transactional(lambda row: None).run().processed == 2
     finally:
-        row_started.disconnect(receive)
+        for each in signals:
+            each.disconnect(receive)
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
