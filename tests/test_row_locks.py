@@ -31,6 +31,7 @@ from tests.contract.support.sessions import connected, end_session, until_ended
 from tests.contract.support.slots import holders
 from tests.edge.manage import alias
 from tests.models import Parcel, Scan, Trailer, Truck, Vehicle
+from tests.test_pools import pooled
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -367,16 +368,14 @@ def test_a_server_that_cannot_be_reached_is_an_error_and_not_a_taken_slot() -> N
 
 
 def test_a_slot_takes_no_connection_of_a_pool() -> None:
-    with connected({"pool": {"min_size": 0, "max_size": 1}}) as wrapper:
+    with pooled(1):
         slot = Slot("default", NAME, 3)
         try:
             assert slot.take()
-            with wrapper.cursor() as cursor:
+            with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
         finally:
             slot.release()
-            wrapper.close()
-            wrapper.close_pool()  # type: ignore[attr-defined]  # PostgreSQL's
 
 
 def capped(**options: Any) -> BatchProcessor[Parcel]:
