@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.models import Count, F, QuerySet
-from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
@@ -169,18 +168,6 @@ def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
         assert visits < scan.WIDE_WINDOW + 8
         waiting.popleft()
         among_others.scatter()
-
-
-def test_a_short_run_counts_nothing() -> None:
-    """Though the keys of vouchers say nothing of when a row came."""
-    Voucher.objects.bulk_create([Voucher(code=f"{n}") for n in range(5)])
-    vouchers = batch_processor(
-        pending=Voucher.objects.filter(sent=False), done={"sent": True}, max_pending=None
-    )
-    with CaptureQueriesContext(connection) as queries:
-        report = vouchers(lambda row: None)()
-    assert_run(report, processed=5)
-    assert not [query["sql"] for query in queries if "COUNT(" in query["sql"]]
 
 
 def test_rows_that_fail_in_a_strict_order_are_read_past_however_often_each_comes() -> None:

@@ -7,18 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F, Model, QuerySet
 from django.db.models.signals import post_init
-from django.test.utils import CaptureQueriesContext
 
 from dcl_processor.candidates.question import ask
 from dcl_processor.engine.claim import claim
 from dcl_processor.engine.session import Session
 from dcl_processor.engine.settlement import Wanted
 from dcl_processor.exceptions import InvalidPending
-from tests.contract.support.messages import separately
-from tests.models import Caravan, Depot, Parcel, RoadTrain, Scan, Trailer, Vehicle, Visit
+from tests.models import Caravan, Depot, Parcel, RoadTrain, Scan, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -41,30 +39,6 @@ def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
     """Return the row, or why it was missed."""
     with locked(queryset, pk, flips) as held:
         return held if isinstance(held, str) else held.row
-
-
-def statements(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> list[str]:
-    with separately(), CaptureQueriesContext(connection) as queries:
-        assert not isinstance(claimed(queryset, pk, flips), str)
-    return [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
-
-
-def test_the_lock_statement_of_a_spanning_question_reads_one_table_and_keys_alone() -> None:
-    truck = RoadTrain.objects.create()
-    asked = RoadTrain.objects.filter(inspected=False, weighed=False)
-    *locks, question = statements(asked, truck.pk, ["length"])
-    assert len(locks) == 3
-    assert all("JOIN" not in sql and "inspected" not in sql and "FOR " in sql for sql in locks)
-    assert "JOIN" in question
-    assert "FOR NO KEY" not in question
-
-
-def test_the_models_own_order_is_no_part_of_the_lock() -> None:
-    """It joins a table here, whose rows MariaDB would lock as well."""
-    row = Visit.objects.create(depot=Depot.objects.create())
-    lock, question = statements(Visit.objects.filter(depot__open=True), row.pk)
-    assert "JOIN" not in lock
-    assert "JOIN" in question
 
 
 def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:

@@ -113,19 +113,10 @@ def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
 
 def test_rows_of_one_call_have_the_duration_of_the_call() -> None:
     rows = the.errands(2)
-
-    class Both(BatchProcessor[Errand]):
-        done = {"done": True}
-        batch_size = 2
-
-        def pending(self) -> Any:
-            return the.PENDING
-
-        def process_batch(self, rows: Any, /, *args: Any) -> Any:
-            return [OSError("one"), OSError("two")]
-
+    errors = [OSError("one"), OSError("two")]
+    both = the.transactional(the.ignore, process_batch=lambda rows: errors, batch_size=2)
     with json_log() as records:
-        Both().run()
+        both.run()
     failed = [each for each in records if each.get("outcome") == "failed"]
     assert [each["pk"] for each in failed] == [str(row.pk) for row in rows]
     assert len({each["duration"] for each in failed}) == 1

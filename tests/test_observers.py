@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.dispatch import Signal
 
-from dcl_processor import BatchProcessor, Retry, Snooze, observers
+from dcl_processor import Retry, Snooze, observers
 from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.prometheus.exposition import Counts
 from dcl_processor.exceptions import HandlerTimeout
@@ -94,20 +94,10 @@ def test_the_signals_are_sent_in_the_order_of_a_row() -> None:
 
 def test_a_batch_has_a_signal_for_each_of_its_rows() -> None:
     rows = the.errands(3)
-
-    class Together(BatchProcessor[Errand]):
-        done = {"done": True}
-        batch_size = 3
-
-        def pending(self) -> Any:
-            return the.PENDING
-
-        def process_batch(self, rows: Sequence[Errand], /, *args: Any) -> None:
-            """Do nothing."""
-
+    together = the.transactional(the.ignore, process_batch=the.ignore, batch_size=3)
     noting = Noting()
     with looking_on(noting), received(row_started) as sent:
-        Together().run()
+        together.run()
     assert [each["pk"] for _, each in sent] == [row.pk for row in rows]
     assert noting.notes.count(("handler_started", 3)) == 1
 
@@ -158,11 +148,14 @@ def test_a_receiver_that_raises_costs_no_row() -> None:
     def receive(**_: Any) -> None:
         raise ValueError
 
-    row_started.connect(receive)
+    signals = (run_started, row_started, row_finished, run_finished)
+    for each in signals:
+        each.connect(receive)
     try:
         assert the.transactional(lambda row: None).run().processed == 2
     finally:
-        row_started.disconnect(receive)
+        for each in signals:
+            each.disconnect(receive)
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])

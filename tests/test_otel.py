@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from dcl_processor import BatchProcessor, Discard, Retry, Snooze, observers
+from dcl_processor import Discard, Retry, Snooze, observers
 from dcl_processor.contrib import otel
 from dcl_processor.signals import row_finished, row_started
 from tests.contract.support import errands as the
@@ -145,19 +145,8 @@ def test_a_failure_is_the_status_of_its_span(exported: Exported) -> None:
 
 def test_a_batch_is_one_span(exported: Exported) -> None:
     the.errands(3)
-
-    class Together(BatchProcessor[Errand]):
-        name = "shop.together"
-        done = {"done": True}
-        batch_size = 3
-
-        def pending(self) -> Any:
-            return the.PENDING
-
-        def process_batch(self, rows: Sequence[Errand], /, *args: Any) -> None:
-            """Do nothing."""
-
-    Together().run()
+    together: dict[str, Any] = {"process_batch": the.ignore, "batch_size": 3}
+    the.transactional(the.ignore, name="shop.together", **together).run()
     [span] = exported.named("process shop.together")
     attributes = span.attributes or {}
     assert attributes["messaging.batch.message_count"] == 3

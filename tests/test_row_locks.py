@@ -27,10 +27,11 @@ from dcl_processor.management import wording
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
 from tests.contract.support.parcels import processor
-from tests.contract.support.sessions import connected, end_session
+from tests.contract.support.sessions import connected, end_session, until_ended
 from tests.contract.support.slots import holders
 from tests.edge.manage import alias
 from tests.models import Parcel, Scan, Trailer, Truck, Vehicle
+from tests.test_pools import pooled
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -335,20 +336,13 @@ def test_a_slot_outlives_the_timeouts_of_its_role() -> None:
             assert slot.take()
             with beside.cursor() as cursor:
                 cursor.execute("BEGIN")
-            until(lambda: _is_ended(beside))
+            until_ended(beside)
             assert slot.is_held()
             assert slot._connection.is_usable()
             assert len(holders(NAME, 3)) == 1
         finally:
             beside.close()
             slot.release()
-
-
-def _is_ended(wrapper: Any) -> bool:
-    with connection.cursor() as cursor:
-        pid = wrapper.connection.info.backend_pid
-        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid])
-        return cursor.fetchone() is None
 
 
 def test_the_end_of_its_session_is_noticed_without_a_question(slot: Slot) -> None:
@@ -374,16 +368,14 @@ def test_a_server_that_cannot_be_reached_is_an_error_and_not_a_taken_slot() -> N
 
 
 def test_a_slot_takes_no_connection_of_a_pool() -> None:
-    with connected({"pool": {"min_size": 0, "max_size": 1}}) as wrapper:
+    with pooled(1):
         slot = Slot("default", NAME, 3)
         try:
             assert slot.take()
-            with wrapper.cursor() as cursor:
+            with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
         finally:
             slot.release()
-            wrapper.close()
-            wrapper.close_pool()  # type: ignore[attr-defined]  # PostgreSQL's
 
 
 def capped(**options: Any) -> BatchProcessor[Parcel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
@@ -16,7 +16,6 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from dcl_processor import Retry, registry
-from dcl_processor.contrib import otel
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.ledger import history
 from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
@@ -28,30 +27,18 @@ from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail
 from tests.ledger.conftest import ledger  # noqa: F401  # a fixture
+from tests.test_otel import Exported, exported  # noqa: F401  # another
 
 SECRET = "hunter2"  # noqa: S105  # that of no database
 #: A text of 10 MB in several lines, with markup and a connection string.
 LONG = f"<script>alert(1)</script>\npostgres://shop:{SECRET}@db/x\n{'y' * 10**7}"
 
 
-@pytest.fixture
-def spans() -> Iterator[Any]:
-    sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export")
-    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    exporter, tracers = memory.InMemorySpanExporter(), sdk.TracerProvider()
-    tracers.add_span_processor(export.SimpleSpanProcessor(exporter))
-    otel.instrument(tracer_provider=tracers)
-    yield exporter
-    otel.uninstrument()
-    tracers.shutdown()
-
-
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_one_error_is_masked_capped_and_in_one_line_everywhere(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    spans: Any,
+    exported: Exported,  # noqa: F811
     as_user: Callable[[str], Client],
     payments: MakePayments,
     tmp_path: Path,
@@ -73,7 +60,7 @@ def test_one_error_is_masked_capped_and_in_one_line_everywhere(
     (failure,) = json.loads(out.getvalue())["failures"]
     lines = [failure["error"], *(each.getMessage() for each in caplog.records)]
     lines += [history(NAME)[0].error]
-    lines += [each.status.description for each in spans.get_finished_spans()]
+    lines += [each.status.description for each in exported.spans.get_finished_spans()]
     payment.refresh_from_db()
     lines += [payment.last_error]
     for line in lines:

@@ -8,19 +8,11 @@ from typing import Any
 
 from celery import Celery
 
+import dcl_processor.contrib.celery  # noqa: F401  # the task
 from dcl_processor import Report
-from dcl_processor.contrib.celery import every
 from dcl_processor.signals import run_finished
 
-#: Seconds between two beats; what a run handles here takes longer.
-INTERVAL = 0.5
-#: Seconds until a beat's message expires: longer than a machine may stop.
-EXPIRY = 60
-
 app = Celery("cluster", set_as_current=False)
-app.conf.beat_schedule = {
-    "deliver": {**every(INTERVAL, "cluster.deliver", workers=2), "options": {"expires": EXPIRY}}
-}
 # A worker takes no more than it has processes for: what waited with one while the other is free
 # would keep the workers apart.
 app.conf.worker_prefetch_multiplier = 1

@@ -54,12 +54,6 @@ class Cluster:
         """Return the runs that have ended: rows processed, and what ended the run."""
         return [(int(processed), stopped) for processed, stopped in self._lines("runs")]
 
-    def come_to_rest(self) -> None:
-        """Wait until the workers that most tests share have nothing to do, and forget the rest."""
-        self.app.control.purge()
-        both = self.app.control.inspect(destination=["one@test", "two@test"], timeout=PATIENCE)
-        until(lambda: not any((*both.reserved().values(), *both.active().values())), "rest")
-
     def clear(self) -> None:
         for path in self.gate.iterdir():
             path.unlink()

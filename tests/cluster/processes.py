@@ -98,17 +98,3 @@ def worker(
 def _is_ready(started: Started) -> bool:
     assert started.process.poll() is None, started.log.read_text()
     return started.said(" ready.")
-
-
-@contextmanager
-def beat(folder: Path, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Start beat, with its memory in the folder."""
-    with celery(
-        folder,
-        "beat",
-        "beat",
-        f"--schedule={folder / 'beat-schedule'}",
-        "--pidfile=",
-        variables=variables,
-    ) as started:
-        yield started

@@ -21,7 +21,7 @@ from tests.cluster.conftest import (
     untouched,
     work,
 )
-from tests.cluster.processes import Started, beat, worker
+from tests.cluster.processes import Started, worker
 from tests.cluster.processors import MEETS, PLAIN
 from tests.edge.manage import at_gate
 from tests.models import Errand
@@ -126,7 +126,7 @@ def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster
     only_the_first_is_done(cluster, rows)
 
 
-# --- two workers share the rows; beats overlap; a worker is lost
+# --- two workers share the rows; a worker is lost
 
 
 def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
@@ -140,23 +140,6 @@ def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
     assert {report["stopped"] for report in reports} == {"drained"}
     assert cluster.took_part() == {worker.pid for worker in both}
     assert done() == set(rows)
-    assert cluster.effects() == work() == Counter(rows)
-
-
-def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Started]) -> None:
-    rows = first_waits()
-    with beat(cluster.folder, cluster.variables):
-        at_the_gate(cluster)
-        so_far = len(cluster.runs())
-        # The first is held by its handler all the while, and the others have been done.
-        until(lambda: len(cluster.runs()) >= so_far + 4, "further beats")
-        until(lambda: done() == set(rows[1:]), "the other rows")
-        assert cluster.effects() == Counter(rows)
-        cluster.open_gate()
-        until(lambda: done() == set(rows), "the first row")
-        so_far = len(cluster.runs())
-        until(lambda: len(cluster.runs()) >= so_far + 2, "runs with nothing to do")
-    cluster.come_to_rest()
     assert cluster.effects() == work() == Counter(rows)
 
 

@@ -87,6 +87,12 @@ UNFIT: list[tuple[Callable[..., BatchProcessor[Any]], dict[str, Any], str, str]]
         r"claimed_at='place' to name a nullable DateTimeField of tests.Errand, got a IntegerField",
     ),
     (errands, {**CLAIMING, "claimed_at": "since"}, "E009", r"claimed_at='since' .* no such column"),
+    (
+        errands,
+        {"done": {"dnoe": True}},
+        "E002",
+        r"done to name columns of tests.Errand, got 'dnoe'",
+    ),
     (errands, {"failed": {"ded": True}}, "E002", r"failed to name columns .* got 'ded'"),
     (errands, {"reset": {"id": 1}}, "E002", r"reset to name .* 'id', which is the prim"),
     (errands, {**CLAIMING, "claim": {"taken": 1}}, "E002", r"claim to name .* 'taken'"),

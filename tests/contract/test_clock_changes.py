@@ -198,8 +198,15 @@ def read() -> Any:
     return clock.read(question.table, [row.pk for row in the.errands(1)])
 
 
-def test_a_lease_lasts_for_its_duration(zone: None, use_tz: bool) -> None:
-    """Not for the difference between two time zones more or less."""
+@pytest.mark.parametrize("hours", [0, -7, 7])
+def test_a_lease_lasts_for_its_duration(
+    zone: None, use_tz: bool, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the difference between two zones more or less, nor for an error of our clock."""
+    if hours:
+        wrong = datetime.now(UTC) + timedelta(hours=hours)
+        monkeypatch.setattr(timezone, "now", lambda: wrong)
+        monkeypatch.setattr("time.time", wrong.timestamp)
     [row] = the.errands(1)
     second = the.at_least_once(the.ignore)
     counts: list[int] = []
@@ -262,27 +269,6 @@ def test_a_row_is_snoozed_until_a_time_that_django_writes(zone: None, use_tz: bo
     assert sorted(calls) == [0, 1, 2, 2, 3, 3]
     Errand.objects.update(next_attempt_at=timezone.now() - timedelta(minutes=1))
     assert_run(the.at_least_once(the.ignore, retry=the.retry())(), processed=len(rows))
-
-
-@pytest.mark.parametrize("hours", [-7, 7])
-def test_this_process_may_have_the_wrong_time(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock is asked for nothing: neither for a lease nor for a delay."""
-    wrong = datetime.now(UTC) + timedelta(hours=hours)
-    monkeypatch.setattr(timezone, "now", lambda: wrong)
-    monkeypatch.setattr("time.time", wrong.timestamp)
-    [row] = the.errands(1)
-    second = the.at_least_once(the.ignore)
-    counts: list[int] = []
-
-    def handle(row: Errand) -> None:
-        counts.append(second(wait_for_locked=0).processed)
-        left = Errand.objects.annotate(now=DatabaseNow()).values_list("leased_until", "now").get()
-        assert left[0] is not None
-        assert timedelta(0) < left[0] - left[1] <= timedelta(seconds=30)
-
-    assert_run(the.at_least_once(handle, lease=Lease(30))(), processed=1)
-    assert counts == [0]
-    assert the.state(row)["done"]
 
 
 if connection.vendor == "sqlite":

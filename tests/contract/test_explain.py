@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import Index, Model, QuerySet
+from django.db.models import Index, Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -21,7 +21,7 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.status import status
 from tests.contract.support.temporary import execute
-from tests.models import Depot, Errand, Parcel
+from tests.models import Depot, Errand, Parcel, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -228,4 +228,72 @@ def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
     assert what.endswith(f"flag-index: {connection.display_name} is not asked for them")
 
 
-# --- what each database tells
+if connection.vendor == "postgresql":
+    # --- the indexes that serve the keys of groups
+
+    LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+    CLAIMED: dict[str, Any] = {
+        "delivery": Delivery.AT_MOST_ONCE,
+        "claim": {"claimed": True},
+        "claimed_at": "claimed_at",
+    }
+
+    KEYED: dict[str, tuple[Callable[[], QuerySet[Any]], dict[str, Any]]] = {
+        "a flag": (lambda: Errand.objects.filter(done=False), {}),
+        "an order": (
+            lambda: Errand.objects.filter(done=False).order_by("-attempts", "place"),
+            LEASED,
+        ),
+        "an order that is kept": (
+            lambda: Errand.objects.filter(done=False).order_by("attempts"),
+            {"in_order": True, "retry": Retry(), "failed": {"dead": True}},
+        ),
+        "a claim, and conditions that are negated": (
+            lambda: Errand.objects.filter(~Q(done=True, place__lt=5), done=False, claimed=False),
+            CLAIMED,
+        ),
+        "an alternative": (
+            lambda: Errand.objects.filter(Q(done=False, place__lt=5) | Q(dead=True), result=""),
+            {},
+        ),
+        "a time that moves": (
+            lambda: Errand.objects.filter(
+                Q(leased_until=None) | Q(leased_until__lt=Now()), done=False
+            ),
+            LEASED,
+        ),
+    }
+
+    def grouped(
+        pending: Callable[[], QuerySet[Any]], options: dict[str, Any]
+    ) -> BatchProcessor[Any]:
+        options = {"group_by": "place", "done": {"done": True}, **options}
+        return batch_processor(pending=pending, **options)(lambda row: None)
+
+    def test_a_key_in_the_table_of_a_parent_has_its_index_there() -> None:
+        for model in (Trailer, Vehicle):
+            analyze(model)  # other tests have filled these tables
+        rows = Trailer.objects.filter(inspected=False, axles=2).order_by("axles", "plate")
+        by_plate = grouped(lambda: rows, {"group_by": "plate", "done": {"inspected": True}})
+        found = explanation(by_plate)
+        assert found.index is not None
+        assert found.index_model._meta.label == "tests.Vehicle"
+        assert (found.index.fields, found.index.condition) == (["plate", "id"], None)
+
+    @pytest.mark.parametrize("shape", KEYED)
+    def test_the_suggested_indexes_of_keys_are_used(shape: str) -> None:
+        Errand.objects.bulk_create(
+            Errand(place=n % 3_000, done=n % 3_000 > 2, attempts=n % 7) for n in range(4 * ROWS)
+        )
+        analyze(Errand)
+        processor = grouped(*KEYED[shape])
+        before = explanation(processor)
+        assert before.index is not None
+        both = [index for index in (before.index, before.in_flight_index) if index is not None]
+        with ExitStack() as stack:
+            for index in both:
+                stack.enter_context(created(index, Errand))
+            after = explanation(processor)
+            assert after.plan is not None
+            assert after.plan.index == before.index.name, after.plan.lines
+            assert after.index is None

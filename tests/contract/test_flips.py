@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import StillPending
-from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.batches import flips, sent, statements
 from tests.contract.support.parcels import in_batches, parcels
@@ -131,29 +130,6 @@ def test_values_are_not_compared(make: Any, texts: list[str], size: int) -> None
     assert_run(report, processed=3)
     assert sorted(calls) == [0, 1, 2]
     assert list(Parcel.objects.order_by("priority").values_list("note", flat=True)) == texts
-
-
-@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-def test_a_value_that_the_database_refuses_fails_its_row_alone(
-    make: the.Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also a text that is too long, which must not be cut; SQLite takes any length."""
-    # Rows begin together whose flips ask for a result, as they do after a run's first row.
-    monkeypatch.setattr(Counters, "is_to_be_careful", False)
-    rows = the.errands(6)
-    Errand.objects.create(place=99, done=True, code="taken")
-    given = [{"done": True, "result": f"sent {row.place}", "code": str(row.place)} for row in rows]
-    given[3]["code"] = "taken"
-    failed = {3}
-    if connection.vendor != "sqlite":
-        given[4]["result"] = "x" * 51
-        failed.add(4)
-    options = {"done": lambda row, result: result, "batch_size": 100}
-    handle = {"process_batch": lambda rows: [given[row.place] for row in rows]}
-    report = make(the.ignore, **handle, **options)()
-    assert_run(report, processed=6 - len(failed), failed=len(failed))
-    assert {each.pk for each in report.failures} == {rows[place].pk for place in failed}
-    assert [the.state(row)["done"] for row in rows] == [place not in failed for place in range(6)]
 
 
 if connection.vendor != "mysql":  # whose triggers cannot drop an update

@@ -16,7 +16,7 @@ from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment
 from dcl_processor.insights.status import NUMBERS, status
 from tests.contract.support import errands as the
-from tests.contract.support.sessions import connected
+from tests.contract.support.sessions import connected, time_limits
 from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
@@ -190,24 +190,11 @@ def slow() -> Any:
     return Errand.objects.alias(slow=Slow()).filter(done=False, slow=1)
 
 
-def limit() -> Any:
-    """Return the session's own time limit."""
-    if connection.vendor == "sqlite":
-        return None
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SHOW statement_timeout"
-            if connection.vendor == "postgresql"
-            else "SELECT @@SESSION.max_statement_time"
-        )
-        return cursor.fetchone()[0]
-
-
 def test_a_question_that_takes_too_long_is_unknown_and_the_others_are_answered() -> None:
     """The database ends it, and the session is as before."""
     the.errands(2, last_error="OSError: x")
     run = the.transactional(the.ignore, pending=slow, retry=the.retry())
-    before = limit()
+    before = time_limits()
     found = ask(run, seconds=0.2, only=("pending", "errors", "oldest"))
     pending = found["pending"]
     has_estimate = connection.vendor == "postgresql"
@@ -215,7 +202,7 @@ def test_a_question_that_takes_too_long_is_unknown_and_the_others_are_answered()
     assert pending.why == "not within 0.2 s"
     assert (pending.value is None) == (not has_estimate)
     assert found["errors"].value[0].rows == 2
-    assert limit() == before
+    assert time_limits() == before
     assert not connection.in_atomic_block
     assert Errand.objects.count() == 2
 
@@ -224,10 +211,10 @@ def test_inside_a_transaction_the_limit_ends_with_the_question() -> None:
     run = the.transactional(the.ignore, pending=slow)
     with transaction.atomic():
         the.errands(2)
-        before = limit()
+        before = time_limits()
         assert ask(run, seconds=0.2, only=("pending",))["pending"].how is not How.EXACT
         assert answers(the.transactional(the.ignore), only=("pending",)) == {"pending": 2}
-        assert limit() == before
+        assert time_limits() == before
     assert Errand.objects.count() == 2
 
 

@@ -18,7 +18,7 @@ from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, connected, uncommitted
+from tests.contract.support.sessions import before_statement, connected, time_limits, uncommitted
 from tests.contract.support.temporary import execute
 from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
@@ -296,20 +296,6 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
     assert time_limits() == before
     assert [the.state(row)["claimed"] for row in rows] == [False, True, True]
     assert the.state(rows[1])["claimed_at"]
-
-
-def time_limits() -> Any:
-    """Return the limits of the session, where it has any."""
-    if connection.vendor == "sqlite":
-        return None
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT current_setting('lock_timeout')"
-            if connection.vendor == "postgresql"
-            else "SELECT @@SESSION.max_statement_time, @@SESSION.innodb_lock_wait_timeout,"
-            " @@SESSION.lock_wait_timeout"
-        )
-        return cursor.fetchone()
 
 
 def test_a_row_that_stays_locked_is_left_and_named(

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
@@ -200,44 +199,23 @@ def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:
     rows = parcels(*[""] * 3)
     noted: list[in_flight.Death] = []
 
-    class Together(BatchProcessor[Parcel]):
-        done = {"sent": True}
-        batch_size = 3
+    def together(_: Sequence[Parcel]) -> None:
+        [path] = folder.iterdir()
+        noted.extend(copied(path))
 
-        def pending(self):  # type: ignore[no-untyped-def]
-            return Parcel.objects.filter(sent=False)
-
-        def process_batch(self, rows, /, *_):  # type: ignore[no-untyped-def]
-            [path] = folder.iterdir()
-            noted.extend(copied(path))
-
-    assert_run(Together()(), processed=3)
+    assert_run(deliver(process_batch=together, batch_size=3)(), processed=3)
     assert [each.keys for each in noted] == [tuple(str(pk) for pk in rows)]
-
-
-class Leased(BatchProcessor[Parcel]):
-    """Handles two leased rows in one call."""
-
-    delivery = Delivery.AT_LEAST_ONCE
-    lease = Lease(60)
-    done = {"sent": True}
-    batch_size = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[list[int]] = []
-
-    def pending(self) -> QuerySet[Parcel]:
-        return Parcel.objects.filter(sent=False)
-
-    def process_batch(self, rows: Sequence[Parcel], /) -> Any:
-        self.calls.append([row.pk for row in rows])
 
 
 def test_rows_of_a_call_that_killed_its_process_come_last_and_alone(folder: Path) -> None:
     """When their leases have lapsed; until then the note stays."""
     rows = parcels(*[""] * 5)
-    processor = Leased()
+    calls: list[list[int]] = []
+
+    def together(found: Sequence[Parcel]) -> None:
+        calls.append([row.pk for row in found])
+
+    processor = leased(lambda row: None, process_batch=together, batch_size=2)
     left_by_the_dead(rows[0], rows[1], processor=processor)
     dead = Parcel.objects.filter(pk__in=rows[:2])
     dead.update(leased_until=timezone.now() + timedelta(days=1))
@@ -246,7 +224,7 @@ def test_rows_of_a_call_that_killed_its_process_come_last_and_alone(folder: Path
     assert len(list(folder.iterdir())) == 1
     dead.update(leased_until=timezone.now() - timedelta(days=1))
     assert_run(processor(), processed=2)
-    assert processor.calls == [[rows[2]], rows[3:], [rows[0]], [rows[1]]]
+    assert calls == [[rows[2]], rows[3:], [rows[0]], [rows[1]]]
     assert list(folder.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dcl_processor import alive
-from tests.edge.manage import at_gate, python
+from tests.edge.manage import python
 from tests.edge.test_health import wait_until_written_again
 from tests.edge.watchers import watching
 from tests.servers.stoppable import FAST, IMMEDIATE, Server, started
@@ -98,28 +98,6 @@ def test_it_says_so_once_and_goes_on(parcels: Parcels, how: signal.Signals, work
     assert code == 0
     # The other worker may have met it only as it was coming back.
     assert re.fullmatch(rf"(({AGAIN}|{re.escape(BACK)}.*)\n)*", err), err
-
-
-def test_the_row_at_hand_is_handled_anew(parcels: Parcels, gate: Path) -> None:
-    parcels.add("gate")
-    arguments = ("warehouse.deliver", "--watch", "0.2")
-    with watching(*arguments, DATABASE_URL=parcels.url, GATE=str(gate)) as watcher:
-        at_gate(gate)
-        parcels.server.stop(FAST)
-        (gate / "open").touch()
-        said = watcher.says("warehouse.deliver: row ", err=True)
-        parcels.server.start()
-        parcels.add()
-        parcels.wait_until_sent()
-        code, out, err = watcher.end()
-    # The run did not end by it, and the row is reported like any other that failed.
-    assert " failed: OperationalError: " in said
-    assert code == 0
-    # Looks in between: it is gone, is coming back, and the processor runs again.
-    lines = err.splitlines()
-    assert len(lines) != 1, err
-    assert len(lines) == len(set(lines)) <= 4, err
-    assert "2 processed" in out or out.count("1 processed") == 2
 
 
 def test_a_lost_server_makes_no_worker_a_dead_one(parcels: Parcels, tmp_path: Path) -> None:

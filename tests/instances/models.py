@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from polymorphic.models import PolymorphicModel
 
@@ -13,6 +14,15 @@ from dcl_processor.columns import LeaseColumn, RetryColumns
 class Job(PolymorphicModel):
     """The base class of a family whose querysets give instances of the children."""
 
+    # Without a constraint, as an app without migrations cannot have one on a table of migrations.
+    polymorphic_ctype = models.ForeignKey(
+        ContentType,
+        models.CASCADE,
+        null=True,
+        editable=False,
+        related_name="+",
+        db_constraint=False,
+    )
     done = models.BooleanField(default=False)
     claimed = models.BooleanField(default=False)
     claimed_at = models.DateTimeField(null=True)

@@ -156,31 +156,21 @@ def test_a_row_is_not_written_again_while_nothing_changes(monkeypatch: Any) -> N
     assert RecordedRun.objects.get().heartbeat_at > before.heartbeat_at
 
 
-def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end() -> None:
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end(is_written: bool) -> None:
     work = Work(NAME, "run")
     work.end(ran(processed=1))
 
     def lost(execute: Any, *rest: Any) -> Any:
-        execute(*rest)
+        if is_written:
+            execute(*rest)
         raise OperationalError("server closed the connection unexpectedly")
 
     with connection.execute_wrapper(lost), pytest.raises(OperationalError):
         work.flush()
     work.flush(is_last=True)
-    assert RecordedRun.objects.get().finished_at is not None
-
-
-def test_a_record_whose_first_write_failed_is_written_later() -> None:
-    work = Work(NAME, "run")
-    work.end(ran(processed=1))
-
-    def cut(execute: Any, *rest: Any) -> Any:
-        raise OperationalError("server closed the connection unexpectedly")
-
-    with connection.execute_wrapper(cut), pytest.raises(OperationalError):
-        work.flush()
-    work.flush()
-    assert RecordedRun.objects.get().counts["processed"] == 1
+    row = RecordedRun.objects.get()
+    assert (row.finished_at is not None, row.counts["processed"]) == (True, 1)
 
 
 def test_the_workers_of_a_command_are_one_row_and_one_that_died_is_not_forgotten() -> None:

@@ -11,6 +11,7 @@ from django.db import connection, connections, transaction
 
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import connected
 from tests.models import Errand
 from tests.waiting import until
 
@@ -22,20 +23,6 @@ SLOW = 0.5  # seconds
 EACH = pytest.mark.parametrize(
     "make", [the.transactional, the.at_most_once, the.at_least_once], ids=lambda make: make.__name__
 )
-
-
-@contextmanager
-def session(**settings: str) -> Iterator[None]:
-    """Have a connection with these settings, as ``ALTER ROLE … SET`` gives."""
-    connection.close()
-    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    before = connection.settings_dict
-    connection.settings_dict = {**before, "OPTIONS": {**before["OPTIONS"], "options": options}}
-    try:
-        yield
-    finally:
-        connection.close()
-        connection.settings_dict = before
 
 
 @contextmanager
@@ -109,7 +96,7 @@ def test_a_lock_that_the_handler_waits_for_too_long_is_the_failure_of_its_row(
 
     with transaction.atomic(using="other"):
         Errand.objects.using("other").select_for_update().get(pk=own.pk)
-        with session(lock_timeout=SHORT):
+        with connected({"options": f"-c lock_timeout={SHORT}"}):
             report = make(handle)()
     assert_run(report, processed=1, failed=1)
     assert "lock timeout" in str(report.failures[0].error)

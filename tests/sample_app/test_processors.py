@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from sample_app.mail_settings import smtp_settings
@@ -19,41 +15,7 @@ from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
 from sample_app.shop.orders_csv import COLUMNS, BadLine, OrderFileError, ParsedOrder, read_orders
 from sample_app.shop.processors import note_overdue_orders, send_shipped_emails
-from tests.sample_app.conftest import SHIPPED, WriteOrders, order_line
-
-
-def unshipped() -> list[Mapping[str, Any]]:
-    return list(Order.objects.filter(shipped_at__isnull=True).values())
-
-
-@pytest.mark.django_db(transaction=True)
-def test_sends_one_mail_for_every_shipped_order_and_none_again(
-    order_file: Path, mailbox: Mailbox
-) -> None:
-    call_command("load_orders", str(order_file), verbosity=0)
-    shipped = set(Order.objects.filter(shipped_at__isnull=False).values_list("number", flat=True))
-    untouched = unshipped()
-
-    report = send_shipped_emails().raise_for_failures()
-
-    assert (report.processed, report.failed, report.skipped) == (SHIPPED, 0, 0)
-    assert len(mailbox.mails) == SHIPPED
-    assert mailbox.sessions == 1
-    assert {mail.order_number for mail in mailbox.mails} == shipped
-    assert len({mail.message_id for mail in mailbox.mails}) == SHIPPED
-    assert (
-        set(Order.objects.filter(shipped_email_sent=True).values_list("number", flat=True))
-        == shipped
-    )
-    assert unshipped() == untouched
-
-    with CaptureQueriesContext(connection) as queries:
-        report = send_shipped_emails()
-
-    assert (report.processed, len(mailbox.mails)) == (0, SHIPPED)
-    [query] = queries.captured_queries
-    assert query["sql"].startswith("SELECT")
-    assert "FOR " not in query["sql"]
+from tests.sample_app.conftest import WriteOrders, order_line
 
 
 @pytest.mark.django_db(transaction=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import transaction
 
 from tests.benchmarks import handling
-from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import fill as prepare
 from tests.benchmarks.rows import left
 from tests.models import Errand
@@ -13,8 +12,8 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(workers: int) -> Drained:
-    handle, handled = handling.handle, 0
+def drain() -> None:
+    handle = handling.handle
     for candidate in Errand.objects.filter(done=False).order_by("pk"):
         with transaction.atomic():
             locked = Errand.objects.select_for_update(skip_locked=True)
@@ -24,5 +23,3 @@ def drain(workers: int) -> Drained:
             handle(row.pk)
             row.done = True
             row.save()
-            handled += 1
-    return Drained(handled)

@@ -10,7 +10,6 @@ from mailer.engine import send_all
 from mailer.models import Message, MessageLog
 
 from tests.benchmarks import handling
-from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import settle_down
 
 
@@ -32,9 +31,8 @@ def prepare(jobs: int) -> None:
     settle_down(Message._meta.db_table, MessageLog._meta.db_table)
 
 
-def drain(workers: int) -> Drained:
+def drain() -> None:
     send_all()
-    return Drained()
 
 
 def left() -> int:

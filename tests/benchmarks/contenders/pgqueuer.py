@@ -15,7 +15,6 @@ from pgqueuer.models import Job
 from pgqueuer.types import QueueExecutionMode
 
 from tests.benchmarks import handling
-from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import settle_down
 
 
@@ -54,7 +53,7 @@ def prepare(jobs: int) -> None:
     settle_down("pgqueuer", "pgqueuer_log")
 
 
-def drain(workers: int, *, batch_size: int) -> Drained:
+def drain(*, batch_size: int) -> None:
     async def run() -> None:
         async with manager() as queue:
 
@@ -66,7 +65,6 @@ def drain(workers: int, *, batch_size: int) -> Drained:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
-    return Drained()
 
 
 def left() -> int:

@@ -131,3 +131,17 @@ def _reconnect(wrapper: BaseDatabaseWrapper, said: dict[str, Any]) -> None:
     wrapper.settings_dict.update(said)
     for remembered in ("timezone", "timezone_name"):
         vars(wrapper).pop(remembered, None)
+
+
+def time_limits() -> Any:
+    """Return the limits of the session, where it has any."""
+    if connection.vendor == "sqlite":
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
+            if connection.vendor == "postgresql"
+            else "SELECT @@SESSION.max_statement_time, @@SESSION.innodb_lock_wait_timeout,"
+            " @@SESSION.lock_wait_timeout"
+        )
+        return cursor.fetchone()
