@@ -45,9 +45,9 @@ bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= WORKE
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(FSYNC),--fsync $(FSYNC)) \
 		$(if $(JSON),--json "$(JSON)") $(if $(DOCS),--docs "$(DOCS)")
 
-chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= ONLY= JSON=]
+chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= MODEL= ONLY= JSON=]
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
-		$(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
+		$(if $(MODEL),--model $(MODEL)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
 
 keys: .venv/dev.stamp ## random runs over groups, which a judge looks at [SEEDS=]
 	@SEEDS=$(or $(SEEDS),1000) $(python) -m pytest -q tests/keys

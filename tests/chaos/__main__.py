@@ -25,6 +25,12 @@ from . import routes, table
 from .ordeal import Ordeal, Plan, Stage, undergo
 
 FULL = Plan(rows=20_000, work=0.015, chaos=80, pause=1.2, calm=50)
+#: Four workers, each with more time: a row of two tables takes twice as many statements.
+TWO_TABLES = replace(FULL, rows=10_000, copies=1, chaos=120, calm=120)
+#: With keys a row has more statements. A longer handler is hit by as many blows as without keys.
+KEYS = replace(FULL, rows=3_000, work=0.1)
+#: The plans of the models that have one of their own.
+PLANS = {"two-tables": TWO_TABLES, "keys": KEYS, "two-per-key": KEYS}
 CUT = Plan(rows=250, low=150, work=0.04, chaos=5, pause=0.4, calm=90)
 
 #: Faults that are printed in full.
@@ -34,13 +40,17 @@ MOST_TOLD = 10
 def main() -> int:
     options = _options()
     seed = first("chaos", 2**32) if options.seed is None else options.seed
-    names = options.only or table.DELIVERIES
+    every = table.CUT if options.cut else table.MODELS[options.model]
+    names = options.only or list(every)
     given = {} if options.rows is None else {"rows": options.rows}
-    # In the cut all deliveries undergo the same chaos; else each one has the workers for itself.
-    rounds = [[*names]] if options.cut else [[name] for name in names]
-    plan = replace(CUT if options.cut else FULL, **given)
+    # In the cut all processors undergo the same chaos; else each one has the workers for itself.
+    rounds = [names] if options.cut else [[name] for name in names]
+    plans = [
+        replace(CUT if options.cut else PLANS.get(table.model_of(name), FULL), **given)
+        for name, *_ in rounds
+    ]
     print(f"Chaos with seed {seed}", flush=True)
-    ordeals = _undergo(rounds, plan, seed)
+    ordeals = _undergo([*zip(rounds, plans, strict=True)], seed)
     result = _result(seed, ordeals)
     for what in ("blows", "workers_killed", "sessions_ended", "deliveries"):
         print(f"{what}: {json.dumps(result[what], indent=2)}")
@@ -53,7 +63,7 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def _undergo(rounds: list[list[str]], plan: Plan, seed: int) -> list[Ordeal]:
+def _undergo(rounds: list[tuple[list[str], Plan]], seed: int) -> list[Ordeal]:
     # Without it, an immediate stop would be no blow at all.
     os.environ[supervisor.FSYNC] = "on"
     with (
@@ -65,11 +75,11 @@ def _undergo(rounds: list[list[str]], plan: Plan, seed: int) -> list[Ordeal]:
         table.make(postgresql)
         stage = Stage(postgresql, laid, Path(folder), _teller())
         dice = random.Random(seed)  # noqa: S311  # no secret
-        return [undergo(stage, names, plan, dice) for names in rounds]
+        return [undergo(stage, names, plan, dice) for names, plan in rounds]
 
 
 def _set_up(postgresql: stoppable.Server) -> None:
-    """Have Django in this process, too: for the audit, which no blow hits."""
+    """Have Django in this process, too: for the person and the audit, whom no blow hits."""
     options = {**postgresql.database["OPTIONS"], "application_name": "monkey"}
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.chaos.settings"
     os.environ["CHAOS_DATABASE"] = json.dumps({**postgresql.database, "OPTIONS": options})
@@ -101,8 +111,11 @@ def _result(seed: int, ordeals: list[Ordeal]) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, help="Deal other blows; default: by the commit.")
-    parser.add_argument("--cut", action="store_true", help="The short one: all at once.")
-    parser.add_argument("--only", nargs="+", choices=table.DELIVERIES, help="These alone.")
+    parser.add_argument(
+        "--cut", action="store_true", help="The short one: most processors, at once."
+    )
+    parser.add_argument("--model", choices=table.MODELS, default="one-table")
+    parser.add_argument("--only", nargs="+", choices=table.PROCESSORS, help="These alone.")
     parser.add_argument("--rows", type=int, help="Rows of each delivery.")
     parser.add_argument("--json", type=Path, help="Write the result to this file, too.")
     return parser.parse_args()

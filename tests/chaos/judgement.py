@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .audit import Call
 from .blows import Blow
@@ -12,8 +13,26 @@ from .blows import Blow
 #: Seconds around a row's calls of which its history tells.
 AROUND = 3.0
 
+#: Seconds after a handler began from which its lease may have lapsed.
+LAPSES_AFTER = 2.0
+
 #: Seconds for which the settlement of a locked row is tried between other rows.
 TRY_FOR = 5.0
+
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a processor promises.
+
+    ``most``: rows of one key that are handled at once, 0: any number.
+    """
+
+    delivery: str
+    most: int = 0
+    in_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,6 +45,8 @@ class Row:
     dead: bool = False
     #: Whether a lease, or a note of a failed attempt, is beside it.
     noted: bool = False
+    #: The value of the column of ``group_by``.
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +60,8 @@ class Records:
     settled: Mapping[int, int]
     in_doubt: Collection[int]
     blows: Sequence[Blow]
+    #: When a person decided to requeue each row that was in doubt.
+    decided: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,7 +72,7 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def judge(delivery: str, records: Records) -> Verdict:
+def judge(terms: Terms, records: Records) -> Verdict:
     """Hold a processor to its promise."""
     calls: dict[int, list[Call]] = defaultdict(list)
     for call in records.calls:
@@ -60,14 +83,80 @@ def judge(delivery: str, records: Records) -> Verdict:
         "transactional": _exactly_once,
         "at_most_once": _at_most_once,
         "at_least_once": _at_least_once,
-    }[delivery]
+    }[terms.delivery]
     for row in records.rows:
         of_row = calls.get(row.pk, [])
         wrong = [*_flipped_once(row, of_row, records), *promise(row, of_row, records, unexplained)]
         for what in wrong:
             verdict.faults.append(f"row {row.pk} {what}{_history(row.pk, of_row, records)}")
+    verdict.faults += _of_keys(terms, records, calls)
     verdict.counts["faults"] = len(verdict.faults)
     return verdict
+
+
+def _of_keys(terms: Terms, records: Records, calls: Mapping[int, Sequence[Call]]) -> Iterable[str]:
+    """Find keys of which too many rows were handled at once, or some out of order."""
+    of_key: dict[str, list[int]] = defaultdict(list)
+    for row in records.rows:
+        if terms.most and row.pk in calls:
+            of_key[row.key].append(row.pk)
+    for key, pks in of_key.items():
+        if terms.in_order:
+            yield from _overtaken(key, pks, terms, records, calls)
+        in_time = sorted((call for pk in pks for call in calls[pk]), key=lambda call: call.began)
+        yield from _too_many(key, in_time, terms, records)
+
+
+def _overtaken(
+    key: str,
+    pks: Iterable[int],
+    terms: Terms,
+    records: Records,
+    calls: Mapping[int, Sequence[Call]],
+) -> Iterable[str]:
+    for one, two in pairwise(sorted(pks)):
+        late = calls[one][-1]
+        # A worker whose session a blow has ended may begin the row that it had locked before.
+        if late.began > calls[two][0].began and not _lost_key(terms, late, late.began, records):
+            yield f"row {two} was handled before row {one} of key {key}"
+
+
+def _too_many(key: str, in_time: Iterable[Call], terms: Terms, records: Records) -> Iterable[str]:
+    """Count the calls that have the key whenever a further one begins."""
+    at_work: list[Call] = []
+    for call in in_time:
+        at_work = [
+            other
+            for other in at_work
+            if _keeps_key_until(terms, other, records) > call.began
+            and not _lost_key(terms, other, call.began, records)
+        ]
+        at_work.append(call)
+        if len(at_work) > terms.most:
+            rows = " and ".join(str(each.pk) for each in at_work)
+            yield f"rows {rows} of key {key} were handled at the same time"
+            del at_work[0]  # found once
+
+
+def _keeps_key_until(terms: Terms, call: Call, records: Records) -> float:
+    """Return when the call's row frees its place in the key, unless that is lost before."""
+    if terms.delivery == "at_most_once":
+        # Neither the end of the handler nor a death frees the place of a row in doubt.
+        for at in records.decided.get(call.pk, ()):
+            if at > call.began:
+                return at
+        if call.pk in records.in_doubt:
+            return NEVER
+    return NEVER if call.over is None else call.over
+
+
+def _lost_key(terms: Terms, call: Call, by: float, records: Records) -> bool:
+    """Return whether the call may have lost its key, although its handler went on."""
+    if terms.delivery == "at_most_once":
+        return False
+    # A lease may lapse without a blow, if its worker gets no time to renew it.
+    lapsed = terms.delivery == "at_least_once" and by > call.began + LAPSES_AFTER
+    return lapsed or any(_hits(blow, call, by) for blow in records.blows)
 
 
 def _flipped_once(row: Row, calls: Sequence[Call], records: Records) -> Iterable[str]:
@@ -99,13 +188,16 @@ def _exactly_once(
 def _at_most_once(
     row: Row, calls: Sequence[Call], records: Records, unexplained: Collection[int]
 ) -> Iterable[str]:
-    if len(calls) > 1:
+    decided = records.decided.get(row.pk, ())
+    if not all(
+        any(first.began < at < again.began for at in decided) for first, again in pairwise(calls)
+    ):
         yield f"was handled {len(calls)} times"
     unsettled = row.claimed and not row.done
     if unsettled != (row.pk in records.in_doubt):
         yield "is claimed and not in doubt" if unsettled else "is in doubt and not claimed"
-    if unsettled and row.pk in unexplained:
-        yield "is in doubt for no reason"
+    if (unsettled or decided) and row.pk in unexplained:
+        yield f"{'is' if unsettled else 'was'} in doubt for no reason"
 
 
 def _at_least_once(
@@ -167,6 +259,7 @@ def _count(
         "called_2+": times[2],
         "done": sum(row.done for row in records.rows),
         "in_doubt": len(records.in_doubt),
+        "requeued": len(records.decided),
         "given_up": sum(row.dead for row in records.rows),
         "work_doubled": sum(n > 1 for n in records.worked.values()),
         "settled_twice": sum(n > 1 for n in records.settled.values()),
@@ -181,6 +274,7 @@ def _history(pk: int, calls: Sequence[Call], records: Records) -> str:
     start, end = calls[0].began - AROUND, calls[-1].began + AROUND
     events = [(call.began, f"process {call.pid} on {call.route} begins") for call in calls]
     events += [(call.ended, f"process {call.pid} ends") for call in calls if call.ended]
+    events += [(at, "a person requeues it") for at in records.decided.get(pk, ())]
     events += [
         (blow.began, f"{blow.kind} {sorted(blow.pids | blow.backends)} {' '.join(blow.routes)}")
         for blow in records.blows

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.servers.stoppable import Server
 from tests.waiting import PATIENCE, until
 
-from . import audit, judgement, table
+from . import audit, judgement, person, table
 from .blows import Blow, Reach
 from .crew import Watcher, at_work
 from .monkey import Monkey
@@ -68,22 +68,25 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     variables = {"CHAOS_AUDIT": str(lines), "CHAOS_WORK": str(plan.work)}
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
-        all_copies = len(ROUTES) * plan.copies
-        keep = partial(_mend, stage, names, plan, watchers)
-        _wait_for_all(lines, all_copies, since=0.0, keep=keep)
-        stage.say("the chaos")
-        reach = Reach(stage.server, stage.routes, watchers, dice)
-        monkey = Monkey(reach, pause=plan.pause)
-        over = _chaos(stage, names, plan, monkey, watchers)
-        stage.say("the rest")
-        _wait_for_all(lines, all_copies, since=over, keep=keep)
-        withdrawn = _drain(stage, names, plan, watchers, lines)
+        with person.at_hand(names, lines):
+            all_copies = len(ROUTES) * plan.copies
+            keep = partial(_mend, stage, names, plan, watchers)
+            _wait_for_all(lines, all_copies, since=0.0, keep=keep)
+            stage.say("the chaos")
+            reach = Reach(stage.server, stage.routes, watchers, dice)
+            monkey = Monkey(reach, pause=plan.pause)
+            over = _chaos(stage, names, plan, monkey, watchers)
+            stage.say("the rest")
+            _wait_for_all(lines, all_copies, since=over, keep=keep)
+            withdrawn = _drain(stage, names, plan, watchers, lines)
+        # The last decision may have put a row back.
+        _is_drained(stage, names, watchers, PATIENCE)
         stage.say("the workers stop")
     stage.say("the judgement")
     ordeal = Ordeal(blows=monkey.blows, cut_short=monkey.cut_short)
     for name in names:
         records = table.records(stage.server, name, lines, monkey.blows)
-        verdict = judgement.judge(name, records)
+        verdict = judgement.judge(table.PROCESSORS[name], records)
         ordeal.faults += [f"{name}: {fault}" for fault in verdict.faults]
         ordeal.deliveries[name] = {**verdict.counts, "withdrawn": withdrawn.get(name, 0)}
     return ordeal

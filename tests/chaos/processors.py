@@ -11,8 +11,9 @@ from django.db import connection
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.chaos import audit
-from tests.chaos.table import DELIVERIES
-from tests.models import Errand
+from tests.chaos.judgement import Terms
+from tests.chaos.table import MODELS, PLACES, PROCESSORS
+from tests.models import Errand, Express
 
 #: Seconds; a handler takes from none to twice as long.
 WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
@@ -21,11 +22,26 @@ WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
 LEASE = 4.0
 
 
+def pending(name: str) -> Any:
+    place = PLACES[name]
+    waits = {"done": False, "claimed": False, "dead": False}
+    if name in MODELS["two-tables"]:
+        return lambda: Express.objects.filter(result=str(place), **waits)
+    return lambda: Errand.objects.filter(place=place, **waits)
+
+
 ONCE_CLAIMED: dict[str, Any] = {
     "delivery": Delivery.AT_MOST_ONCE,
     "claim": {"claimed": True},
     "claimed_at": "claimed_at",
     "done": {"done": True},
+}
+#: A text column says which worker has claimed the row, and when: person.py decides by that.
+TRACED: dict[str, Any] = {
+    **ONCE_CLAIMED,
+    "claim": {"claimed": True, "last_error": lambda: f"{os.getpid()} {time.monotonic()!r}"},
+    "done": {"done": True, "last_error": ""},
+    "reset": {"claimed": False, "last_error": ""},
 }
 LEASED: dict[str, Any] = {
     "delivery": Delivery.AT_LEAST_ONCE,
@@ -36,30 +52,33 @@ LEASED: dict[str, Any] = {
 }
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
+DELIVERIES: dict[str, dict[str, Any]] = {
     "transactional": {"done": {"done": True}},
     "at_most_once": ONCE_CLAIMED,
     "at_least_once": LEASED,
 }
 
 
-def _processor(name: str) -> BatchProcessor[Errand]:
-    place = DELIVERIES[name]
+def _processor(name: str, terms: Terms) -> BatchProcessor[Any]:
+    options = DELIVERIES[terms.delivery]
+    if terms.most:
+        options = TRACED if terms.delivery == "at_most_once" else options
+        mode = {"in_order": True} if terms.in_order else {"max_per_group": terms.most}
+        options = {**options, "group_by": "result", **mode}
 
-    def handler(row: Errand) -> None:
-        handle(place, row.pk, in_database=name == "transactional")
+    # Of two tables, the flags are the parent's; the lease, the attempts and the time of the claim
+    # are the child's.
+    def handler(row: Any) -> None:
+        handle(PLACES[name], row.pk, in_database=terms.delivery == "transactional")
 
     # Any number of rows may wait.
     return batch_processor(
-        name=f"chaos.{name}",
-        pending=lambda: Errand.objects.filter(place=place, done=False, claimed=False, dead=False),
-        max_pending=None,
-        **OPTIONS[name],
+        name=f"chaos.{name}", pending=pending(name), max_pending=None, **options
     )(handler)
 
 
 # Names of the module, as the command finds them.
-globals().update({name: _processor(name) for name in DELIVERIES})
+globals().update({name: _processor(name, terms) for name, terms in PROCESSORS.items()})
 
 
 def handle(place: int, pk: int, *, in_database: bool = False) -> None:

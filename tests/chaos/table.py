@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,41 +13,120 @@ from tests.servers.stoppable import Server
 
 from .audit import Call, read
 from .blows import Blow
-from .judgement import Records, Row
+from .judgement import Records, Row, Terms
 
-#: The processors, each with the number that says in a row which one it is for: ``place``.
-DELIVERIES = {"transactional": 0, "at_most_once": 1, "at_least_once": 2}
+#: The processors of each model, and what each of them promises.
+MODELS = {
+    "one-table": {
+        "transactional": Terms("transactional"),
+        "at_most_once": Terms("at_most_once"),
+        "at_least_once": Terms("at_least_once"),
+    },
+    "two-tables": {
+        "two_tables_transactional": Terms("transactional"),
+        "two_tables_at_most_once": Terms("at_most_once"),
+        "two_tables_at_least_once": Terms("at_least_once"),
+    },
+    "keys": {
+        "in_order_transactional": Terms("transactional", most=1, in_order=True),
+        "in_order_at_most_once": Terms("at_most_once", most=1, in_order=True),
+        "in_order_at_least_once": Terms("at_least_once", most=1, in_order=True),
+    },
+    "two-per-key": {
+        "two_per_key_transactional": Terms("transactional", most=2),
+        "two_per_key_at_most_once": Terms("at_most_once", most=2),
+        "two_per_key_at_least_once": Terms("at_least_once", most=2),
+    },
+}
+
+PROCESSORS = {name: terms for processors in MODELS.values() for name, terms in processors.items()}
+
+#: Those of the short run, in which each further one takes seconds. No person is in it.
+CUT = tuple(
+    name
+    for name, terms in PROCESSORS.items()
+    if not (terms.most and terms.delivery == "at_most_once") and name != "two_per_key_at_least_once"
+)
+
+#: What says in a row which processor it is for: ``place``, or ``result`` as a number.
+PLACES = {name: place for place, name in enumerate(PROCESSORS)}
 
 #: The triggers count the flips beside the package, and are committed, or rolled back, with them.
 MAKE = """
 CREATE INDEX errands_pending ON tests_errand (place, id) WHERE NOT done;
+CREATE INDEX freights_pending ON tests_freight (result, id) WHERE NOT done;
+CREATE INDEX errands_of_keys ON tests_errand (result, id) WHERE NOT done;
+CREATE INDEX errands_claimed ON tests_errand (result) WHERE claimed_at IS NOT NULL;
+CREATE INDEX errands_leased ON tests_errand (result) WHERE leased_until IS NOT NULL;
+CREATE TABLE chaos_decided (place int, row_id bigint, at double precision);
 CREATE TABLE chaos_work (place int, row_id bigint, backend int);
 CREATE TABLE chaos_settled (place int, row_id bigint);
-CREATE FUNCTION chaos_settle() RETURNS trigger LANGUAGE plpgsql AS
+CREATE FUNCTION chaos_errand() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN INSERT INTO chaos_settled VALUES (NEW.place, NEW.id); RETURN NULL; END';
+CREATE FUNCTION chaos_freight() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN INSERT INTO chaos_settled VALUES (NEW.result::int, NEW.id); RETURN NULL; END';
 CREATE TRIGGER chaos_settle AFTER UPDATE OF done ON tests_errand
-    FOR EACH ROW WHEN (NEW.done) EXECUTE FUNCTION chaos_settle();
+    FOR EACH ROW WHEN (NEW.done) EXECUTE FUNCTION chaos_errand();
+CREATE TRIGGER chaos_settle AFTER UPDATE OF done ON tests_freight
+    FOR EACH ROW WHEN (NEW.done) EXECUTE FUNCTION chaos_freight();
+CREATE VIEW chaos_rows AS
+    SELECT place, id, done, claimed, dead, leased_until, attempts, next_attempt_at, last_error,
+    result AS key FROM tests_errand
+    UNION ALL
+    SELECT result::int, id, done, claimed, dead, leased_until, attempts, next_attempt_at,
+    last_error, '' FROM tests_freight JOIN tests_express ON freight_ptr_id = id;
 """
 
-FILL = (
+#: Each processor has keys of its own. Each of the eight workers may have left a row in doubt that
+#: no person decides about before the worker begins another row: one place more has to be there.
+_IN_KEYS = (
     "INSERT INTO tests_errand (place, attempts, last_error, done, dead, claimed, result) "
-    "SELECT %s, 0, '', false, false, false, '' FROM generate_series(1, %s)"
+    "SELECT place, 0, '', false, false, false, place || '-' || n %% {keys} "
+    "FROM (SELECT %s::int AS place) AS given, generate_series(1, %s) AS n"
 )
 
-WITHDRAW = (
-    "DELETE FROM tests_errand WHERE id IN (SELECT id FROM tests_errand WHERE place = %s "
-    "AND NOT (done OR dead OR claimed) AND leased_until IS NULL AND id <> ALL (%s) "
-    "FOR UPDATE SKIP LOCKED) RETURNING id"
-)
+FILL = {
+    "one-table": (
+        "INSERT INTO tests_errand (place, attempts, last_error, done, dead, claimed, result) "
+        "SELECT %s, 0, '', false, false, false, '' FROM generate_series(1, %s)"
+    ),
+    "two-tables": (
+        "WITH made AS (INSERT INTO tests_freight (result, done, dead, claimed) "
+        "SELECT %s::int::text, false, false, false FROM generate_series(1, %s) RETURNING id) "
+        "INSERT INTO tests_express (freight_ptr_id, attempts, last_error) "
+        "SELECT id, 0, '' FROM made"
+    ),
+    "keys": _IN_KEYS.format(keys=9),
+    "two-per-key": _IN_KEYS.format(keys=5),
+}
 
-LEFT = "SELECT count(*) FROM tests_errand WHERE place = %s AND NOT (done OR dead OR claimed)"
+WITHDRAW = {
+    "one-table": (
+        "DELETE FROM tests_errand WHERE id IN (SELECT id FROM tests_errand WHERE place = %s "
+        "AND NOT (done OR dead OR claimed) AND leased_until IS NULL AND id <> ALL (%s) "
+        "FOR UPDATE SKIP LOCKED) RETURNING id"
+    ),
+    "two-tables": (
+        "WITH idle AS (SELECT id FROM tests_freight JOIN tests_express ON freight_ptr_id = id "
+        "WHERE result = %s::int::text AND NOT (done OR dead OR claimed) "
+        "AND leased_until IS NULL AND id <> ALL (%s) FOR UPDATE SKIP LOCKED), "
+        "gone AS (DELETE FROM tests_express USING idle WHERE freight_ptr_id = idle.id) "
+        "DELETE FROM tests_freight USING idle WHERE tests_freight.id = idle.id "
+        "RETURNING tests_freight.id"
+    ),
+}
+WITHDRAW["keys"] = WITHDRAW["two-per-key"] = WITHDRAW["one-table"]
 
-#: The last column: what an attempt keeps beside the row, and a flip takes away.
+LEFT = "SELECT count(*) FROM chaos_rows WHERE place = %s AND NOT (done OR dead OR claimed)"
+
+#: The column before the last: what an attempt keeps beside the row, and a flip takes away.
 ROWS = (
     "SELECT id, done, claimed, dead, leased_until IS NOT NULL OR attempts > 0 "
-    "OR next_attempt_at IS NOT NULL OR last_error <> '' "
-    "FROM tests_errand WHERE place = %s ORDER BY id"
+    "OR next_attempt_at IS NOT NULL OR last_error <> '', key "
+    "FROM chaos_rows WHERE place = %s ORDER BY id"
 )
+
+DECIDED = "SELECT row_id, at FROM chaos_decided WHERE place = %s ORDER BY at"
 
 
 def make(server: Server) -> None:
@@ -56,34 +135,41 @@ def make(server: Server) -> None:
     server.ask(MAKE)
 
 
+def model_of(name: str) -> str:
+    return next(model for model, names in MODELS.items() if name in names)
+
+
 def fill(server: Server, name: str, rows: int) -> None:
-    server.ask(FILL, DELIVERIES[name], rows)
+    server.ask(FILL[model_of(name)], PLACES[name], rows)
 
 
 def left(server: Server, name: str) -> int:
     """Return how many rows wait, or are at work and may wait again."""
-    [(number,)] = server.ask(LEFT, DELIVERIES[name])
+    [(number,)] = server.ask(LEFT, PLACES[name])
     return int(number)
 
 
 def withdraw(server: Server, name: str, calls: Sequence[Call]) -> int:
     """Delete the rows that no handler has begun; return how many."""
-    place = DELIVERIES[name]
+    place = PLACES[name]
     begun = sorted({call.pk for call in calls if call.place == place})
-    return len(server.ask(WITHDRAW, place, begun))
+    return len(server.ask(WITHDRAW[model_of(name)], place, begun))
 
 
 def records(server: Server, name: str, audit: Path, blows: Sequence[Blow]) -> Records:
     """Gather all that is known of a processor's rows, when no worker is left."""
-    place = DELIVERIES[name]
+    place = PLACES[name]
     rows = [Row(*row) for row in server.ask(ROWS, place)]
     doubts: set[int] = set()
-    if name == "at_most_once":
+    if PROCESSORS[name].delivery == "at_most_once":
         from . import processors  # which needs the models
 
         # These are the doubts of the table, which has rows of other processors, too.
         doubts = {row.pk for row in getattr(processors, name).in_doubt(older_than=0)}
         connections.close_all()
+    decided: dict[int, list[float]] = defaultdict(list)
+    for pk, at in server.ask(DECIDED, place):
+        decided[pk].append(at)
     return Records(
         rows=rows,
         calls=[call for call in read(audit) if call.place == place],
@@ -91,6 +177,7 @@ def records(server: Server, name: str, audit: Path, blows: Sequence[Blow]) -> Re
         settled=_counted(server, "SELECT row_id FROM chaos_settled WHERE place = %s", place),
         in_doubt=doubts & {row.pk for row in rows},
         blows=blows,
+        decided=decided,
     )
 
 

@@ -14,8 +14,8 @@ from tests.servers import pgbouncer
 
 from .audit import Call
 from .crew import CHECKOUT
-from .judgement import Records, Row, judge
-from .table import DELIVERIES
+from .judgement import Records, Row, Terms, judge
+from .table import CUT
 
 pytestmark = [
     pytest.mark.timeout(960),
@@ -43,7 +43,7 @@ def test_every_delivery_keeps_its_promise_through_every_kind_of_blow(tmp_path: P
     assert code == 0, said
     assert len(result["blows"]) == 10, said
     assert result["workers_killed"] > 0, said
-    assert set(result["deliveries"]) == set(DELIVERIES)
+    assert set(result["deliveries"]) == set(CUT)
     for counts in result["deliveries"].values():
         assert counts["done"] + counts["in_doubt"] == counts["rows"], said
         # On a slow machine, rows that no worker has begun are withdrawn at the end.
@@ -59,5 +59,5 @@ def test_records_that_are_wrong_are_found() -> None:
         "at_most_once": ("was handled 2 times", "is lost", "settled 0 times"),
         "at_least_once": ("is lost", "settled 0 times"),
     }.items():
-        found = "\n".join(judge(delivery, records).faults)
+        found = "\n".join(judge(Terms(delivery), records).faults)
         assert all(fault in found for fault in faults), found
