@@ -83,15 +83,17 @@ def drain(
     host = through.host if through else connection.settings_dict["HOST"]
     with tempfile.TemporaryDirectory(prefix="dcl-bench-") as folder:
         log = Path(folder) / "log"
-        order = Order(name, host, log, delay, options or {})
+        order = Order(name, host, log, workers, delay, options or {})
+        processes = 1 if contender.makes_copies else workers
         # What was counted before the start does not belong to the drain.
-        shares = members.drain(order, workers, through.take_counts if through else None)
+        shares = members.drain(order, processes, through.take_counts if through else None)
         sent = _sent(through.take_counts(), len(expected)) if through else {}
         calls = read_log(log)
-        audit(name, expected, calls, contender.left() - left)
+        audit(name, expected, calls if contender.has_log else None, contender.left() - left)
         figures = {"rate": len(expected) / _seconds(contender, shares, calls), **sent}
-        figures["CPU ms per row"] = 1e3 * sum(share.cpu for share in shares) / len(expected)
-        if workers > 1:
+        if contender.has_log:
+            figures["CPU ms per row"] = 1e3 * sum(share.cpu for share in shares) / len(expected)
+        if workers > 1 and contender.has_log:
             per_copy = [sum(call.copy == copy for call in calls) for copy in range(workers)]
             figures["slowest share"] = min(per_copy) * workers / len(calls)
     figures["peak MB"] = max(share.peak for share in shares) / 1024
@@ -107,6 +109,8 @@ def _sent(counts: Counts, rows: int) -> dict[str, float]:
 
 
 def _seconds(contender: Contender, shares: Sequence[Share], calls: Sequence[Call]) -> float:
+    if shares[0].seconds is not None:
+        return shares[0].seconds
     if contender.clock == "handler":
         times = [call.nanoseconds for call in calls]
         # From the first call to the last, one row fewer is handled than there are.

@@ -36,8 +36,11 @@ ONE_BY_ONE = (
     "at least once, batch 1",
     ARTICLE,
     "raw statements, batch 1",
+    "raw prepared statements, batch 1",
     ONE_MESSAGE,
     "raw claim, batch 1",
+    "raw prepared claim, batch 1",
+    "pgbench claim",
 )
 BATCHES = (
     BATCH,

@@ -30,6 +30,7 @@ class Order:
     contender: str
     host: str
     log: Path
+    workers: int
     delay: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,6 +44,7 @@ class Share:
 
     began: float
     ended: float
+    seconds: float | None
     cpu: float
     peak: int
 
@@ -148,11 +150,11 @@ def _drain(pipe: Connection, order: Order, number: int) -> Share:
         pipe.send("ready")
         pipe.recv()
         began, cpu = time.monotonic(), time.process_time()
-        drain(**order.options)
+        drained = drain(order.workers, **order.options)
         ended, cpu = time.monotonic(), time.process_time() - cpu
     finally:
         close()
-    return Share(began, ended, cpu, _peak())
+    return Share(began, ended, drained.seconds, cpu, _peak())
 
 
 def _peak() -> int:

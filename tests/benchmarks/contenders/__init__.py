@@ -11,11 +11,23 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """What one copy says of its share.
+
+    ``handled``: rows, where the contender counts them. To ask the table would add a message to the
+    contender's own. ``seconds``: where only the contender can tell.
+    """
+
+    handled: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Contender:
     """One way of handling rows.
 
     ``module`` has the functions ``prepare(rows)``, which makes that many rows (or jobs) with
-    numbers from 1; ``drain(...)``, which handles what one copy can get;
+    numbers from 1; ``drain(...)``, which handles what one copy can get and returns ``Drained``;
     and ``left()``, which counts what is not handled. ``options`` are passed to ``drain``, and
     ``functions`` has the names of those that are called otherwise.
 
@@ -28,12 +40,15 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: str = ""
     clock: Literal["drain", "handler"] = "drain"
+    has_log: bool = True
+    #: One process of its own makes all the workers; ``drain`` gets their number.
+    makes_copies: bool = False
     functions: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, rows: int) -> None:
         self._load("prepare")(rows)
 
-    def drainer(self) -> Callable[..., object]:
+    def drainer(self) -> Callable[..., Drained]:
         """Return what drains; to call it needs no import any more."""
         return partial(self._load("drain"), **self.options)
 
@@ -53,8 +68,8 @@ def _ours(delivery: str, size: int = 1, **run: Any) -> Contender:
     return Contender("ours", {"delivery": delivery, "batch_size": size, **run})
 
 
-def _raw(drain: str, size: int) -> Contender:
-    return Contender("raw", {"batch_size": size}, functions={"drain": drain})
+def _raw(drain: str, size: int, **options: Any) -> Contender:
+    return Contender("raw", {"batch_size": size, **options}, functions={"drain": drain})
 
 
 OURS = "transactional, batch 1"
@@ -86,13 +101,16 @@ CONTENDERS: Mapping[str, Contender] = {
     ARTICLE: Contender("article"),
     "raw statements, batch 1": _raw("drain", 1),
     ONE_MESSAGE: Contender("raw", functions={"drain": "drain_one_message"}),
+    "raw prepared statements, batch 1": _raw("drain", 1, prepared=True),
     "raw statements, batch 100": _raw("drain", 100),
     "raw statements, batch 500": _raw("drain", 500),
     "raw claim, batch 1": _raw("drain_claims", 1),
+    "raw prepared claim, batch 1": _raw("drain_claims", 1, prepared=True),
     "raw claim, batch 100": _raw("drain_claims", 100),
     "raw claim, batch 500": _raw("drain_claims", 500),
     "raw claim at the head, batch 500": _raw("drain_head", 500),
     "raw claim at the head, batch 1": _raw("drain_head", 1),
+    "pgbench claim": Contender("pgbench", has_log=False, makes_copies=True),
     "django-tasks-db": Contender("django_tasks_db", needs="django_tasks_db", clock="handler"),
     "procrastinate": Contender(
         "procrastinate", {"concurrency": 1}, needs="procrastinate", clock="handler"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import fill as prepare
 from tests.benchmarks.rows import left
 from tests.models import Errand
@@ -12,8 +13,8 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain() -> None:
-    handle = handling.handle
+def drain(workers: int) -> Drained:
+    handle, handled = handling.handle, 0
     for candidate in Errand.objects.filter(done=False).order_by("pk"):
         with transaction.atomic():
             locked = Errand.objects.select_for_update(skip_locked=True)
@@ -23,3 +24,5 @@ def drain() -> None:
             handle(row.pk)
             row.done = True
             row.save()
+            handled += 1
+    return Drained(handled)

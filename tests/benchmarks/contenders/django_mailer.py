@@ -10,6 +10,7 @@ from mailer.engine import send_all
 from mailer.models import Message, MessageLog
 
 from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import settle_down
 
 
@@ -31,8 +32,9 @@ def prepare(jobs: int) -> None:
     settle_down(Message._meta.db_table, MessageLog._meta.db_table)
 
 
-def drain() -> None:
+def drain(workers: int) -> Drained:
     send_all()
+    return Drained()
 
 
 def left() -> int:

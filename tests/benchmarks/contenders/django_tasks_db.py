@@ -7,6 +7,7 @@ from django_tasks import task
 from django_tasks_db.models import DBTaskResult
 
 from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import settle_down
 
 
@@ -22,8 +23,9 @@ def prepare(jobs: int) -> None:
     settle_down(DBTaskResult._meta.db_table)
 
 
-def drain() -> None:
+def drain(workers: int) -> Drained:
     call_command("db_worker", batch=True, startup_delay=False, verbosity=0)
+    return Drained()
 
 
 def left() -> int:

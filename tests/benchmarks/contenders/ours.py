@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from dcl_processor import Delivery, Lease, batch_processor
 from tests.benchmarks import handling
-from tests.benchmarks.contenders import FAILING
+from tests.benchmarks.contenders import FAILING, Drained
 from tests.benchmarks.rows import fill as prepare
 from tests.benchmarks.rows import fill_keys, fill_spanning, left, left_spanning
 from tests.models import Errand, Parcel
@@ -27,7 +27,7 @@ COMMON: dict[str, Any] = {
 LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
 
 
-def drain(*, delivery: str, batch_size: int, failing: int = 0, **run: Any) -> None:
+def drain(workers: int, *, delivery: str, batch_size: int, failing: int = 0, **run: Any) -> Drained:
     """Run once; ``failing``: of a hundred rows; ``run``: the parameters of ``run()``."""
     handle = handling.handle
     options = LEASED if delivery == Delivery.AT_LEAST_ONCE else {"delivery": Delivery(delivery)}
@@ -41,9 +41,10 @@ def drain(*, delivery: str, batch_size: int, failing: int = 0, **run: Any) -> No
     report = errands(wait_for_locked=60, **run)
     if not failing:
         report.raise_for_failures()
+    return Drained(report.processed)
 
 
-def drain_spanning() -> None:
+def drain_spanning(workers: int) -> Drained:
     """Ask a second table."""
     handle = handling.handle
 
@@ -55,27 +56,27 @@ def drain_spanning() -> None:
     def parcels(row: Parcel) -> None:
         handle(row.pk)
 
-    parcels(wait_for_locked=60).raise_for_failures()
+    return Drained(parcels(wait_for_locked=60).raise_for_failures().processed)
 
 
-def drain_in_order(*, concurrency: int, **run: Any) -> None:
+def drain_in_order(workers: int, *, concurrency: int, **run: Any) -> Drained:
     """Have asynchronous handlers in flight, and the rows of each key one after the other."""
 
     @batch_processor(**COMMON, **LEASED, group_by="place", in_order=True, concurrency=concurrency)
     async def errands(row: Errand) -> None:
         await handling.handle_soon(row.pk)
 
-    errands(wait_for_locked=60, **run).raise_for_failures()
+    return Drained(errands(wait_for_locked=60, **run).raise_for_failures().processed)
 
 
-def drain_failing() -> None:
+def drain_failing(workers: int) -> Drained:
     """Have some rows fail: each costs a traceback and a line in the log."""
     logger = logging.getLogger("dcl_processor")
     with Path(os.devnull).open("w") as nowhere:
         handler = logging.StreamHandler(nowhere)
         logger.addHandler(handler)
         try:
-            drain(delivery="transactional", batch_size=100, failing=FAILING)
+            return drain(workers, delivery="transactional", batch_size=100, failing=FAILING)
         finally:
             logger.removeHandler(handler)
 
@@ -86,10 +87,10 @@ def left_failing() -> int:
     return left() - rows.filter(part__lt=FAILING).count()
 
 
-def drain_watched() -> None:
+def drain_watched(workers: int) -> Drained:
     """Note all that can be noted of each run and row: the ledger, metrics and traces."""
     from dcl_processor.contrib.prometheus.exposition import Counts
     from tests.contract.support.onlookers import exporting, looking_on
 
     with override_settings(DCL_PROCESSOR_LEDGER=True), looking_on(Counts()), exporting():
-        drain(delivery="transactional", batch_size=1)
+        return drain(workers, delivery="transactional", batch_size=1)

@@ -15,6 +15,7 @@ from pgqueuer.models import Job
 from pgqueuer.types import QueueExecutionMode
 
 from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import settle_down
 
 
@@ -53,7 +54,7 @@ def prepare(jobs: int) -> None:
     settle_down("pgqueuer", "pgqueuer_log")
 
 
-def drain(*, batch_size: int) -> None:
+def drain(workers: int, *, batch_size: int) -> Drained:
     async def run() -> None:
         async with manager() as queue:
 
@@ -65,6 +66,7 @@ def drain(*, batch_size: int) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+    return Drained()
 
 
 def left() -> int:

@@ -10,6 +10,7 @@ from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
 from procrastinate.contrib.django import connector_params
 
 from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import KEY, settle_down
 
 
@@ -44,9 +45,10 @@ def prepare(jobs: int) -> None:
     settle_down("procrastinate_jobs", "procrastinate_events")
 
 
-def drain(*, concurrency: int) -> None:
+def drain(workers: int, *, concurrency: int) -> Drained:
     app = make_app(PsycopgConnector(kwargs=connector_params()))
     app.run_worker(wait=False, concurrency=concurrency, install_signal_handlers=False)
+    return Drained()
 
 
 def prepare_locks(jobs: int) -> None:
@@ -59,9 +61,10 @@ def prepare_locks(jobs: int) -> None:
     settle_down("procrastinate_jobs", "procrastinate_events")
 
 
-def drain_locks(*, concurrency: int) -> None:
+def drain_locks(workers: int, *, concurrency: int) -> Drained:
     while left():  # its worker ends when the locks of all other jobs are taken
-        drain(concurrency=concurrency)
+        drain(workers, concurrency=concurrency)
+    return Drained()
 
 
 def left() -> int:

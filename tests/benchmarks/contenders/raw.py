@@ -1,7 +1,8 @@
 """The bare driver with the statements that this package sends, and as queues in a table use it.
 
 A test compares them with what the server is really sent: those of TRANSACTIONAL, and the one of
-AT_MOST_ONCE.
+AT_MOST_ONCE. ``prepared`` is the driver's own way,
+which Django turns off: the server gets the values apart from the text, and keeps the plan.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import psycopg
 from django.db import connection
 
 from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
 from tests.benchmarks.rows import COLUMNS, TABLE, left
 from tests.benchmarks.rows import fill as prepare
 
@@ -38,9 +40,9 @@ HEAD = f"""WITH taken AS MATERIALIZED (
 RETURNING {", ".join(f"{TABLE}.{column}" for column in COLUMNS)}"""
 
 
-def drain(*, batch_size: int) -> None:
-    handle = handling.handle
-    with connect(prepared=False) as driver, driver.cursor() as cursor:
+def drain(workers: int, *, batch_size: int, prepared: bool = False) -> Drained:
+    handle, handled = handling.handle, 0
+    with connect(prepared=prepared) as driver, driver.cursor() as cursor:
         for batch in batches(cursor, batch_size):
             with driver.transaction():
                 rows = cursor.execute(with_keys(LOCK, batch), given(batch)).fetchall()
@@ -49,31 +51,33 @@ def drain(*, batch_size: int) -> None:
                     handle(pk)
                 if got:
                     cursor.execute(with_keys(FLIP, got), [*given(got), rows[0][-1]])
+            handled += len(got)
+    return Drained(handled)
 
 
-def drain_claims(*, batch_size: int) -> None:
-    handle = handling.handle
-    with connect(prepared=False) as driver, driver.cursor() as cursor:
+def drain_claims(workers: int, *, batch_size: int, prepared: bool = False) -> Drained:
+    handle, handled = handling.handle, 0
+    with connect(prepared=prepared) as driver, driver.cursor() as cursor:
         for batch in batches(cursor, batch_size):
             rows = cursor.execute(with_keys(CLAIM, batch), given(batch)).fetchall()
             for row in rows:
                 handle(row[0])
+            handled += len(rows)
+    return Drained(handled)
 
 
-def drain_head(*, batch_size: int) -> None:
-    handle = handling.handle
+def drain_head(workers: int, *, batch_size: int) -> Drained:
+    handle, handled = handling.handle, 0
     with connect(prepared=True) as driver, driver.cursor() as cursor:
         while rows := cursor.execute(HEAD.encode(), [batch_size]).fetchall():
             for row in rows:
                 handle(row[0])
+            handled += len(rows)
+    return Drained(handled)
 
 
 def connect(*, prepared: bool, host: str = "") -> psycopg.Connection[Any]:
-    """Connect as Django does, except for what it adds to the driver.
-
-    ``prepared`` is the driver's own way, which Django turns off: the server gets the values apart
-    from the text, and keeps the plan. ``host`` replaces Django's.
-    """
+    """Connect as Django does, except for what it adds to the driver; ``host`` replaces its host."""
     given = connection.get_connection_params()
     if host:
         given["host"] = host
@@ -114,16 +118,18 @@ END = with_keys(FLIP, [0]) + b"; COMMIT"
 BEGIN = b"BEGIN; " + with_keys(LOCK, [0])
 
 
-def drain_one_message() -> None:
+def drain_one_message(workers: int) -> Drained:
     """Handle each row between the message that locks it and the one that flips it."""
-    handle = handling.handle
+    handle, handled = handling.handle, 0
     with connect(prepared=False) as driver, driver.cursor() as cursor:
         for keys in windows(cursor):
             row = _last(cursor.execute(BEGIN, [keys[0]]))
             for following in (*keys[1:], None):
                 if row is not None:
                     handle(row[0])
+                    handled += 1
                 row = _settle_and_lock(cursor, row, following)
+    return Drained(handled)
 
 
 def _settle_and_lock(cursor: psycopg.Cursor[Any], row: Any, following: int | None) -> Any:
