@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from django.db import Error
@@ -114,17 +114,20 @@ class Sending:
 class Sent:
     """Counts what a connection of psycopg 3 sends, for Django or for other code."""
 
-    __slots__ = ("_before", "_send", "count", "driver")
+    __slots__ = ("_driver", "_send", "before", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self.driver: Any = None
+        self._driver: Any = None
 
     def follow(self, driver: Any) -> None:
-        """Count from now on what this connection sends."""
+        """Count from now on what this connection sends, instead of what has counted it so far."""
         self.stop()
-        self.driver, self._send, self._before = driver, driver.wait, vars(driver).get("wait")
-        driver.wait = self
+        before = vars(driver).get("wait")
+        #: What was in the place of the driver's method, if anything was.
+        self.before = before.before if isinstance(before, Sent) else before
+        self._send = self.before or partial(type(driver).wait, driver)
+        self._driver, driver.wait = driver, self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Send, in the place of the driver's method."""
@@ -133,11 +136,11 @@ class Sent:
 
     def stop(self) -> None:
         """Restore the driver."""
-        driver, self.driver = self.driver, None
+        driver, self._driver = self._driver, None
         if driver is not None and vars(driver).get("wait") is self:
             del driver.wait
-            if self._before is not None:
-                driver.wait = self._before
+            if self.before is not None:
+                driver.wait = self.before
 
 
 @cache
