@@ -46,9 +46,6 @@ class Wire:
         with suppress(OSError):
             while may_pass(message := source.recv(65536)):
                 target.sendall(message)
-        self.hang_up()
-
-    def hang_up(self) -> None:
         for end in (self.client, self.server):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
