@@ -118,13 +118,14 @@ class Sent:
 
     def __init__(self) -> None:
         self.count = 0
+        #: What was in the place of the driver's method, if anything was.
+        self.before: Any = None
         self._driver: Any = None
 
     def follow(self, driver: Any) -> None:
         """Count from now on what this connection sends, instead of what has counted it so far."""
         self.stop()
         before = vars(driver).get("wait")
-        #: What was in the place of the driver's method, if anything was.
         self.before = before.before if isinstance(before, Sent) else before
         self._send = self.before or partial(type(driver).wait, driver)
         self._driver, driver.wait = driver, self
