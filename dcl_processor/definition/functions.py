@@ -12,6 +12,7 @@ from django.db.models import Model, QuerySet
 from dcl_processor.exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
 from dcl_processor.values import expect
 
+from . import gone
 from .kinds import rules_of
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ LEAST_ALIKE = 0.87
 
 def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> None:
     """Refuse given options that override nothing, by the rule of Django's ``View.as_view()``."""
+    gone.refuse(cls.__name__, given, gone.OF_A_PROCESSOR | gone.OF_OTHERS)
     allowed = _allowed(cls, options)
     for name in given:
         if name in allowed:
@@ -196,6 +198,7 @@ def check_class(cls: type, options: Collection[str]) -> None:
     Helpers and constants are the user's own, and may have any name: only a name that differs from
     an option or a hook by a typing error is refused.
     """
+    gone.refuse(cls.__name__, vars(cls), gone.OF_A_PROCESSOR)
     for name, value in vars(cls).items():
         own = name.startswith("_") or name.isupper() or isinstance(value, type)
         if own or any(hasattr(base, name) for base in cls.__mro__[1:]):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from django.db.models import CharField, DateTimeField, F, IntegerField, Model, Q, TextField
 
@@ -18,6 +18,7 @@ from dcl_processor.interrupts import ends_the_run
 from dcl_processor.masking import described, masked
 from dcl_processor.values import DAY, expect_seconds, expect_whole_number, seconds
 
+from . import gone
 from .functions import takes
 from .model_columns import expect_column, is_nullable
 
@@ -62,6 +63,10 @@ class Retry:
     attempts: str | None = "attempts"
     next_attempt_at: str | None = "next_attempt_at"
     last_error: str | None = "last_error"
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        gone.refuse(cls.__name__, given, gone.OF_A_RETRY)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         named = "expected Retry's"
