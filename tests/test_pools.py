@@ -14,6 +14,7 @@ from django.db import connection, connections
 from dcl_processor import Lease
 from dcl_processor.engine import heartbeat
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.watch.notify import Listener
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import beat_soon, until
 from tests.contract.support.reports import assert_run
@@ -40,6 +41,12 @@ RUNS: dict[str, tuple[Any, int, int]] = {
     "a lease": (the.at_least_once, 1, 2),
     "threads": (the.transactional, 3, 4),
     "threads and a lease": (the.at_least_once, 3, 5),
+}
+#: The handlers, which query, have a thread of their own beside that of the run.
+ASYNC_RUNS: dict[str, tuple[Any, int, int]] = {
+    "one by one": (the.at_most_once, 1, 2),
+    "a lease": (the.at_least_once, 1, 3),
+    "tasks and a lease": (the.at_least_once, 3, 3),
 }
 
 
@@ -73,6 +80,51 @@ def test_a_pool_without_room_for_the_run_is_refused(
         connection.close()
         stats = pool.get_stats()
         assert stats["pool_size"] == stats["pool_available"] <= needed
+
+
+@pytest.mark.parametrize(("make", "concurrency", "needed"), ASYNC_RUNS.values(), ids=[*ASYNC_RUNS])
+def test_a_pool_without_room_for_the_thread_of_async_handlers_is_refused(
+    make: Any, concurrency: int, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat_soon(monkeypatch)
+    rows = the.errands(1 + 2 * concurrency)
+    calls: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        await Errand.objects.aget(pk=row.pk)
+        calls.append(row.pk)
+
+    options = {"lease": Lease(60)} if make is the.at_least_once else {}
+    run = make(handle, **options)
+    with pooled(needed - 1, timeout=5):
+        sentence = (
+            f"room for {needed} connections, one for the run, one for the thread of async handlers"
+            f".* got max_size={needed - 1}"
+        )
+        with pytest.raises(Unsupported, match=sentence):
+            run(concurrency=concurrency)
+    assert calls == []
+    with pooled(needed, timeout=5):
+        assert_run(run(concurrency=concurrency), processed=len(rows))
+
+
+def test_slots_take_no_connection_of_the_pool() -> None:
+    the.errands(2)
+    with pooled(1, timeout=5):
+        report = the.transactional(lambda row: None, max_workers=1)()
+        assert_run(report, processed=2)
+        connection.close()
+
+
+def test_a_listener_takes_no_connection_of_the_pool() -> None:
+    the.errands(1)
+    with pooled(1, timeout=5) as pool:
+        listener = Listener("default", {"errands": "errands"})
+        assert listener.poll() == {"errands"}
+        assert_run(the.transactional(lambda row: None)(), processed=1)
+        listener.close()
+        connection.close()
+        assert pool.get_stats()["pool_size"] == 1
 
 
 def test_the_end_of_a_run_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

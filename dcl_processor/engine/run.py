@@ -253,6 +253,7 @@ class Run:
             self.using,
             name,
             threads=self._threads,
+            loop=self.event_loop is not None,
             heartbeat=self.heartbeat is not None,
             overseer=oversight.connections_of(self.using),
         )

@@ -151,20 +151,22 @@ def check_filter(filter: Any) -> None:
 
 
 def refuse_small_pool(
-    using: str, label: str, *, threads: int, heartbeat: bool, overseer: int = 0
+    using: str, label: str, *, threads: int, loop: bool, heartbeat: bool, overseer: int = 0
 ) -> None:
     """Raise ``Unsupported`` unless the alias's pool has a connection for each thread of a run.
 
-    ``threads``: the threads besides the run's own. Sends no query.
+    ``threads``: the threads besides the run's own; ``loop``: whether handlers are asynchronous, and
+    query in one thread more. Slots and listeners have sessions beside the pool. Sends no query.
     """
     connection: Any = connections[using]
     pool = getattr(connection, "pool", None)
     # Inside TestCase there is one connection and no heartbeat.
     if pool is None or connection.in_atomic_block:
         return
-    needed = 1 + threads + heartbeat + overseer
+    needed = 1 + threads + loop + heartbeat + overseer
     if pool.max_size < needed:
         each = f", one for each of {threads} threads" if threads else ""
+        each += ", one for the thread of async handlers" if loop else ""
         renewals = ", and one for the heartbeat" if heartbeat else ""
         renewals += ", and one for the ledger" if overseer else ""
         raise Unsupported(
