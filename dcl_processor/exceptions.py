@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 class ProcessorError(Exception):
     """The root of every error raised by dcl_processor."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Past __init__(), which makes the sentence from other arguments than the exception keeps.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class InvalidOption(ProcessorError, ImproperlyConfigured):
