@@ -17,13 +17,14 @@ from django.db import connection, connections, models
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor import BatchProcessor, Delivery, backlog, batch_processor
+from dcl_processor import BatchProcessor, Delivery, backlog, batch_processor, steady
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, InvalidOption, TooManyPending
 from dcl_processor.operator_actions import doubts
 from dcl_processor.processes.visible import operations, quiet_unless_configured
 from dcl_processor.registry import Found
+from tests.contract.support.clocks import HOUR, Clock
 from tests.edge.manage import (
     Install,
     Manage,
@@ -38,6 +39,7 @@ from tests.edge.stuck import claimed
 from tests.edge.watchers import parcels, unsent
 from tests.models import Depot, Errand, Parcel
 from tests.waiting import PATIENCE, join
+from tests.warehouse import processors as warehouse
 from tests.warehouse.processors import fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,8 +58,9 @@ def test_without_a_terminal_and_with_nothing_to_do_it_is_silent() -> None:
 
 def test_all_but_some_are_run(manage: Manage) -> None:
     def names(*options: str) -> set[str]:
-        done = manage("run", "--all", "--timeout", "0", "--json", *options)
-        return {json.loads(line)["name"] for line in done.out.splitlines()}
+        done = manage("run", "--all", "--timeout", "0", *options)
+        assert (done.code, done.out) == (0, "")
+        return set(done.err.strip().partition(" not begun: ")[2].split(", "))
 
     left_out = {"warehouse.deliver", "warehouse.weigh", "warehouse.fetch"}
     one, *others = left_out
@@ -161,6 +164,51 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
     )
 
 
+def test_those_that_were_not_begun_when_time_was_up_are_named_in_one_line(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog of the first one takes all the time; cron mails which others are still to run."""
+    clock = Clock()
+    monkeypatch.setattr(steady, "monotonic", clock.monotonic)
+    monkeypatch.setattr(warehouse, "audit", lambda _: setattr(clock, "passed", clock.passed + HOUR))
+    parcels("", "")
+    names = ("warehouse.deliver", "warehouse.weigh", "warehouse.fetch")
+    done = manage("run", *names, "--timeout", "50")
+    assert done.code == 0
+    assert done.out.startswith("warehouse.deliver: 1 processed")
+    assert done.err == (
+        "the time of --timeout was up when these were not begun: warehouse.weigh, warehouse.fetch\n"
+    )
+    assert len(unsent()) == 1
+
+
+def test_all_are_run_in_another_order_each_time(install: Install, manage: Manage) -> None:
+    """In the same order a backlog of one would keep those behind it from ever being run."""
+    install(
+        "post",
+        """
+    for number in range(9):
+        @batch_processor(
+            name=f"post.{number}",
+            pending=Parcel.objects.filter(sent=False),
+            done={"sent": True},
+        )
+        def send(parcel): pass
+
+        globals()[f"send_{number}"] = send
+    """,
+    )
+
+    def order() -> list[str]:
+        done = manage("run", "--all", "--json")
+        names = [json.loads(line)["name"] for line in done.out.splitlines()]
+        return [name for name in names if name.startswith("post.")]
+
+    first, second = order(), order()
+    assert sorted(first) == sorted(second) == [f"post.{number}" for number in range(9)]
+    assert first != second  # once in 362,880 runs it is the same order
+
+
 # --- options
 
 
@@ -230,11 +278,11 @@ def test_limit_and_timeout_reach_the_run(manage: Manage) -> None:
     assert limited.out.startswith("warehouse.deliver: 2 processed")
     assert limited.out.endswith("; stopped by limit\n")
     assert len(unsent()) == 1
-    timed = manage("run", "--all", "--timeout", "0", "--json")
-    stopped = {
-        (each := json.loads(line))["name"]: each["stopped"] for line in timed.out.splitlines()
-    }
-    assert stopped["warehouse.deliver"] == stopped["warehouse.weigh"] == "timeout"
+    assert manage("run", "warehouse.deliver", "--timeout", "0") == (
+        0,
+        "",
+        "the time of --timeout was up when these were not begun: warehouse.deliver\n",
+    )
     assert len(unsent()) == 1
 
 

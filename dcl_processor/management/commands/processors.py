@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,7 +37,7 @@ from dcl_processor.management.command_line import (
 )
 from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
-from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
+from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.processor import BatchProcessor
@@ -116,7 +117,7 @@ class Command(BaseCommand):
             metavar="PK",
             help="Primary keys: run for these of the pending rows; needs one NAME.",
         )
-        run.add_argument("--all", action="store_true", help="Run all processors.")
+        run.add_argument("--all", action="store_true", help="Run all processors, in random order.")
         run.add_argument(
             "--exclude",
             nargs="+",
@@ -217,6 +218,10 @@ class Command(BaseCommand):
                 )
             left_out = choose(options["exclude"], left_out=1)
             chosen = [each for each in chosen if each not in left_out]
+        if options["all"]:
+            # In the same order a backlog of the first one would use up each run's --timeout, and
+            # those behind it would never be run.
+            random.shuffle(chosen)
         # One name for all of them, because the session stays open from one to the next.
         work = label([processor.name for processor in chosen])
         with named_sessions(work) if self._owns_process else nullcontext():
@@ -270,13 +275,8 @@ class Command(BaseCommand):
         left_out: Sequence[str] = (),
     ) -> None:
         """Run one processor after the other; an error of one costs the others nothing."""
-        timeout = options["timeout"]
-        end = None if timeout is None else time.monotonic() + timeout
         failed, broken, in_doubt = 0, [*left_out], 0
-        for processor in chosen:
-            if health.stop.is_set():
-                break
-            left = None if end is None else max(0.0, end - time.monotonic())
+        for processor, left in _in_time(chosen, options["timeout"], health.stop, output):
             outcome: Report | Trouble
             workers: Sequence[Report | Trouble] = []
             try:
@@ -328,6 +328,22 @@ class Command(BaseCommand):
         if workers and options["workers"] == 1:  # its only worker was lost
             return workers[0], []
         return report, workers
+
+
+def _in_time(
+    chosen: Sequence[BatchProcessor[Any]], timeout: float | None, stop: Stop, output: Output
+) -> Iterator[tuple[BatchProcessor[Any], float | None]]:
+    """Yield each processor with the seconds that are left; name those that are not begun."""
+    end = None if timeout is None else time.monotonic() + timeout
+    for number, processor in enumerate(chosen):
+        if stop.is_set():
+            return
+        left = None if end is None else max(0.0, end - time.monotonic())
+        if left == 0:
+            names = ", ".join(each.name for each in chosen[number:])
+            output.lifecycle(f"the time of --timeout was up when these were not begun: {names}")
+            return
+        yield processor, left
 
 
 def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> Q | None:
