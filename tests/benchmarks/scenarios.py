@@ -14,11 +14,14 @@ from . import rows
 from .contenders import (
     ARTICLE,
     BATCH,
+    BY_HAND,
+    COMMAND,
     CONCURRENT,
     IN_ORDER,
     LOCKS,
-    ONE_MESSAGE,
     OURS,
+    SMALL,
+    SMALL_COMMAND,
     SPANNING,
     WATCHED,
     WITH_FAILURES,
@@ -32,12 +35,12 @@ SLOW = 0.005  # seconds that the handler takes where workers are to gain somethi
 
 ONE_BY_ONE = (
     OURS,
+    COMMAND,
     "at most once, batch 1",
     "at least once, batch 1",
     ARTICLE,
     "raw statements, batch 1",
     "raw prepared statements, batch 1",
-    ONE_MESSAGE,
     "raw claim, batch 1",
     "raw prepared claim, batch 1",
     "pgbench claim",
@@ -58,6 +61,14 @@ QUEUES = ("django-tasks-db", "procrastinate", "procrastinate, concurrency 10", "
 def one_by_one(bench: Bench) -> None:
     """One worker, one commit for each row, a handler that does nothing."""
     take_turns(_more(bench), "one-by-one", ONE_BY_ONE, bench.unit)
+
+
+def small(bench: Bench) -> None:
+    """Handle one row in each run, and measure the time of a run and what it sends."""
+    number = max(bench.unit // 10, 10)
+    names = (BY_HAND, *SMALL.values(), *SMALL_COMMAND.values())
+    take_turns(_more(bench), "small", names, number)
+    take_turns(replace(bench, rounds=1), "small", names, number, networks=(COUNTED,))
 
 
 def batches(bench: Bench) -> None:
@@ -197,6 +208,7 @@ def _more(bench: Bench) -> Bench:
 
 SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "one-by-one": one_by_one,
+    "small": small,
     "batches": batches,
     "extras": extras,
     "watched": watched,

@@ -19,6 +19,7 @@ INSTALLED_APPS = [
     "dcl_processor",
     "dcl_processor.ledger",
     "tests",
+    "tests.benchmarks",
     # Contenders that are installed only in the benchmarks' own environment.
     *(app for app in ("django_tasks", "django_tasks_db", "mailer") if find_spec(app)),
 ]

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from .contenders import (
     ARTICLE,
     BATCH,
-    CONCURRENT,
-    FAILING,
+    BY_HAND,
+    COMMAND,
     IN_ORDER,
     LOCKS,
-    ONE_MESSAGE,
     OURS,
+    SMALL,
+    SMALL_COMMAND,
     SPANNING,
     WATCHED,
-    WITH_FAILURES,
 )
-from .measuring import Measurement
+from .measuring import MESSAGES, Measurement
 from .network import COUNTED, SOCKET
 
 
@@ -88,19 +87,10 @@ def verdict(target: Target, results: Sequence[Measurement]) -> tuple[float, floa
     return (median(values), min(values), max(values)) if values else None
 
 
-def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
+def _crowd(kind: str, name: str) -> Iterator[Target]:
     for workers in (16, 48):
         yield Target(
-            what=f"statements per row, {kind}, {workers} workers",
-            scenario="statements",
-            network=COUNTED,
-            ours=Side([name], workers),
-            figure="statements per row",
-            bound=most,
-            at_most=True,
-        )
-        yield Target(
-            what=f"the same vs one worker's ({kind}, {workers} workers)",
+            what=f"statements per row, {kind}, {workers} workers vs one",
             scenario="statements",
             network=COUNTED,
             ours=Side([name], workers),
@@ -136,139 +126,90 @@ def _backlog() -> Iterator[Target]:
 
 def _one_by_one() -> Iterator[Target]:
     """One row at a time: on the socket, and where each message takes half a millisecond."""
-    what = "TRANSACTIONAL, batch 1, vs"
-    bounds = {
-        (ARTICLE, "the article's loop"): (2.5, 3.5),
-        ("raw statements, batch 1", "raw psycopg with four messages"): (1.4, 2.2),
-        (ONE_MESSAGE, "raw psycopg with the same one message"): (0.7, 0.7),
-    }
-    for (name, words), both in bounds.items():
-        places = (("one-by-one", SOCKET), ("network", "0.5 ms"))
-        for (scenario, network), bound in zip(places, both, strict=True):
+    for name, how in ((OURS, "a call"), (COMMAND, "the command")):
+        for scenario, network, bound in (("one-by-one", SOCKET, 2.1), ("network", "0.5 ms", 2.0)):
             yield Target(
-                what=f"{what} {words}: {network}",
+                what=f"TRANSACTIONAL, batch 1, by {how}, vs the article's loop: {network}",
                 scenario=scenario,
                 network=network,
-                ours=Side([OURS]),
-                theirs=Side([name]),
+                ours=Side([name]),
+                theirs=Side([ARTICLE]),
                 bound=bound,
             )
 
 
-def _racing() -> Iterator[Target]:
-    for workers, bound in ((16, 12), (48, 25)):
+def _small() -> Iterator[Target]:
+    """Run again and again for one row, in one process."""
+    for delivery, most in (("transactional", 4), ("at_most_once", 5), ("at_least_once", 5)):
+        for name in (SMALL[delivery], SMALL_COMMAND[delivery]):
+            yield Target(
+                what=f"messages of a run: {name}",
+                scenario="small",
+                network=COUNTED,
+                ours=Side([name]),
+                figure=MESSAGES,
+                bound=most,
+                at_most=True,
+            )
         yield Target(
-            what=f"{workers} workers, 5 ms handler, vs the article's loop with {workers}",
-            scenario="workers",
-            ours=Side([OURS], workers),
-            theirs=Side([ARTICLE], workers),
-            bound=bound,
-        )
-        yield Target(
-            what=f"share of the slowest of {workers} workers, of the mean",
-            scenario="workers",
-            ours=Side([OURS], workers),
-            figure="slowest share",
-            bound=0.7,
+            what=f"time of the loop by hand vs that of a run: {SMALL[delivery]}",
+            scenario="small",
+            ours=Side([SMALL[delivery]]),
+            theirs=Side([BY_HAND]),
+            bound=0.83,
         )
 
 
-def _in_order() -> Iterator[Target]:
-    what = "in order of 100 keys, 20 handlers of 50 ms in flight"
-    ours = Side([IN_ORDER])
-    yield Target(
-        what=f"{what}, vs procrastinate with locks",
-        scenario="in order",
-        ours=ours,
-        theirs=Side([LOCKS]),
-        bound=1.5,
-    )
-    # 19 of 20 in flight are 380 rows in a second.
-    yield Target(what=f"{what}: rows per second, of 400", scenario="in order", ours=ours, bound=380)
-    yield Target(
-        what="statements per row, in order",
-        scenario="statements",
-        network=COUNTED,
-        ours=ours,
-        figure="statements per row",
-        bound=3,
-        at_most=True,
-    )
-
-
-def _extras() -> Iterator[Target]:
+def _processor_time() -> Iterator[Target]:
     """In this process's own time: what the server takes depends on what else runs there."""
-    ratios = (
-        ("batch 100, vs the bare driver's", BATCH, "raw statements, batch 100", 7.5),
-        ("batch 100, vs the article's loop", BATCH, ARTICLE, 0.04),
-        (f"batch 100, {FAILING} % of rows fail, vs none", WITH_FAILURES, BATCH, 1.5),
-    )
-    for what, ours, theirs, bound in ratios:
+    for name, scenario, most in (
+        (OURS, "one-by-one", 0.2),
+        ("transactional, batch 500", "batches", 0.012),
+    ):
         yield Target(
-            what=f"processor time of a row: {what}",
-            scenario="extras",
-            ours=Side([ours]),
-            theirs=Side([theirs]),
+            what=f"processor time of a row, ms: {name}",
+            scenario=scenario,
+            ours=Side([name]),
             figure="CPU ms per row",
-            bound=bound,
+            bound=most,
             at_most=True,
         )
-    both: dict[str, Any] = {"ours": Side([WATCHED]), "theirs": Side([OURS])}
-    what = "5 ms handler with the ledger, metrics and traces, vs with none of them"
-    yield Target(what=what, scenario="watched", bound=0.97, **both)
-    yield Target(
-        what="processor time of a row: ms more with all three",
-        scenario="watched",
-        figure="CPU ms per row",
-        bound=0.3,
-        at_most=True,
-        difference=True,
-        **both,
-    )
 
 
 TARGETS: Sequence[Target] = (
+    *_small(),
     *_one_by_one(),
-    Target(
-        what="AT_MOST_ONCE, batch 1, vs raw psycopg with the same one-statement claim",
-        scenario="one-by-one",
-        ours=Side(["at most once, batch 1"]),
-        theirs=Side(["raw claim, batch 1"]),
-        bound=0.75,
-    ),
     Target(
         what="TRANSACTIONAL, batch 500, vs raw psycopg with the same statements",
         scenario="batches",
         ours=Side(["transactional, batch 500"]),
         theirs=Side(["raw statements, batch 500"]),
-        bound=0.6,
+        bound=0.5,
     ),
     Target(
         what="TRANSACTIONAL, batch 100, vs pgqueuer, batch 100",
         scenario="batches",
         ours=Side([BATCH]),
         theirs=Side(["pgqueuer, batch 100"]),
-        bound=2.5,
+        bound=2.2,
     ),
     Target(
-        what="one handler in flight, one commit per row, vs the best of the queues",
-        scenario="queues",
-        ours=Side([OURS]),
-        theirs=Side(["django-tasks-db", "procrastinate", "django-mailer"]),
-        bound=2.5,
+        what="in order of 100 keys, 20 handlers of 50 ms in flight, vs procrastinate with locks",
+        scenario="in order",
+        ours=Side([IN_ORDER]),
+        theirs=Side([LOCKS]),
+        bound=1.05,
     ),
+    *_processor_time(),
     Target(
-        what="ten handlers in flight, one commit per row, vs procrastinate with ten",
-        scenario="queues",
-        ours=Side([CONCURRENT]),
-        theirs=Side(["procrastinate, concurrency 10"]),
-        bound=2,
+        what="5 ms handler with the ledger, metrics and traces, vs with none of them",
+        scenario="watched",
+        ours=Side([WATCHED]),
+        theirs=Side([OURS]),
+        bound=0.98,
     ),
-    *_in_order(),
-    *_extras(),
-    *_racing(),
-    *_crowd("own-table", OURS, 2.2),
-    *_crowd("spanning", SPANNING, 3.2),
+    *_crowd("own-table", OURS),
+    *_crowd("spanning", SPANNING),
     *_backlog(),
     Target(
         what="after 100,000 flips under an old snapshot, vs without one",

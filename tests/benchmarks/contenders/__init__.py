@@ -72,11 +72,20 @@ def _raw(drain: str, size: int, **options: Any) -> Contender:
     return Contender("raw", {"batch_size": size, **options}, functions={"drain": drain})
 
 
+def _small(drain: str, **options: Any) -> Contender:
+    return Contender("small", options, functions={"drain": drain})
+
+
 OURS = "transactional, batch 1"
+COMMAND = "transactional, batch 1, by the command"
+#: Runs of one row: by hand, and of each delivery by a call and by the command.
+BY_HAND = "loop by hand, one row"
+DELIVERIES = ("transactional", "at_most_once", "at_least_once")
+SMALL = {each: f"{each}, one row" for each in DELIVERIES}
+SMALL_COMMAND = {each: f"{each}, one row, by the command" for each in DELIVERIES}
 ARTICLE = "article's loop"
 BATCH = "transactional, batch 100"
-CONCURRENT = "transactional, concurrency 10"
-ONE_MESSAGE = "raw one message, batch 1"
+CONCURRENT = "at least once, concurrency 10"
 SPANNING = "spanning, batch 1"
 #: Of a hundred rows.
 FAILING = 3
@@ -87,7 +96,11 @@ WATCHED = "transactional, batch 1, ledger, metrics and traces"
 
 CONTENDERS: Mapping[str, Contender] = {
     OURS: _ours("transactional"),
-    CONCURRENT: _ours("transactional", concurrency=10),
+    COMMAND: Contender("ours", functions={"drain": "drain_command"}),
+    BY_HAND: _small("drain_by_hand"),
+    **{name: _small("drain_ours", delivery=each) for each, name in SMALL.items()},
+    **{name: _small("drain_command", delivery=each) for each, name in SMALL_COMMAND.items()},
+    CONCURRENT: _ours("at_least_once", concurrency=10),
     BATCH: _ours("transactional", 100),
     "transactional, batch 500": _ours("transactional", 500),
     WITH_FAILURES: Contender("ours", functions={"drain": "drain_failing", "left": "left_failing"}),
@@ -100,7 +113,6 @@ CONTENDERS: Mapping[str, Contender] = {
     ),
     ARTICLE: Contender("article"),
     "raw statements, batch 1": _raw("drain", 1),
-    ONE_MESSAGE: Contender("raw", functions={"drain": "drain_one_message"}),
     "raw prepared statements, batch 1": _raw("drain", 1, prepared=True),
     "raw statements, batch 100": _raw("drain", 100),
     "raw statements, batch 500": _raw("drain", 500),
