@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from django.db.models import QuerySet
+
 from dcl_processor import BatchProcessor, Delivery, Lease
 from tests.benchmarks import handling
 from tests.models import Errand
 
 
 class Errands(BatchProcessor[Errand]):
-    pending = Errand.objects.filter(done=False)
     done = {"done": True}
     max_pending = None
+
+    def pending(self) -> QuerySet[Errand]:
+        return Errand.objects.filter(done=False)
 
     def process(self, row: Errand) -> None:
         handling.handle(row.pk)
