@@ -22,8 +22,9 @@ from .placeholders import (
     compiled,
 )
 
-#: The text of the error with which a checked statement fails; ``LOST``: in another transaction.
-FLIP, LOST = "dcl_flip:", "lost"
+#: The text of the error with which a checked statement fails; ``LOST``: in another transaction;
+#: ``MORE``: it wrote to more rows than it names.
+FLIP, LOST, MORE = "dcl_flip:", "lost", "more"
 
 #: The text of the error with which a look after a flip fails.
 PENDING = "dcl_pending:"
@@ -100,7 +101,7 @@ class CompiledUpdate:
         return None
 
     def _check(self, *, may_be_gone: bool) -> CompiledStatement:
-        params: list[Any] = [*self._statement.parameters, self._number, self._fence]
+        params: list[Any] = [*self._statement.parameters, self._number, self._fence, self._number]
         existing = ""
         if may_be_gone:
             named = QuerySet[Any](self._model, using=self._using).filter(self._keys.condition)
@@ -186,7 +187,7 @@ def checked_sql(update: str, existing: str) -> str:
     """Return a statement that executes an update, and fails unless it writes all rows.
 
     ``existing``: selects those that may be fewer; or none may be. Parameters between those of the
-    two: the number of rows, and the id of the transaction.
+    two: the number of rows, the id of the transaction, and the number again.
     """
     # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
     # cast is that error. It depends on the count, and so is not evaluated before it.
@@ -194,7 +195,8 @@ def checked_sql(update: str, existing: str) -> str:
     return (
         f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # as above
         f"SELECT CAST(CASE WHEN count(*) = %s THEN '0' WHEN NOT {_IS_SAME} THEN '{FLIP}{LOST}' "
-        f"{gone if existing else ''}ELSE '{FLIP}' END AS integer) FROM {_FLIPPED}"
+        f"WHEN count(*) > %s THEN '{FLIP}{MORE}' {gone if existing else ''}ELSE '{FLIP}' END "
+        f"AS integer) FROM {_FLIPPED}"
     )
 
 

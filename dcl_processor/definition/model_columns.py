@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import DateTimeField, Field, Model
+from django.db.models.query_utils import DeferredAttribute
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption
-from dcl_processor.values import Values
+from dcl_processor.values import Values, is_constant
 
 if TYPE_CHECKING:
     from .definition import Definition
@@ -105,7 +107,7 @@ def _check_pending_since(processor: Definition[Any], model: type[Model]) -> None
 def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:
     """Raise ``InvalidDone`` unless every name is a column of the model that a flip may write."""
     columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    for name in values:
+    for name, value in values.items():
         if name not in columns:
             raise InvalidDone(
                 f"{label}: expected {option} to name columns of {model._meta.label}, got {name!r}; "
@@ -117,6 +119,23 @@ def check_columns(values: Values, model: type[Model], label: str, option: str = 
                 f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
                 f"which is {'the primary key' if is_key else 'generated'}."
             )
+        if more := _set_beside(model, columns[name], value) - {columns[n].attname for n in values}:
+            raise InvalidDone(
+                f"{label}: expected {option} to name {' and '.join(sorted(more))} beside {name}, "
+                f"whose value sets both columns, got {name} alone, and an update would write that "
+                "column alone; name both."
+            )
+
+
+def _set_beside(model: type[Model], column: Any, value: Any) -> set[str]:
+    """Return the other columns that an instance sets with a value, such as a currency."""
+    if isinstance(inspect.getattr_static(model, column.attname), DeferredAttribute):
+        return set()
+    if not is_constant(value):
+        return set()
+    row = model.from_db(None, [], [])
+    setattr(row, column.attname, value)
+    return {f.attname for f in model._meta.concrete_fields} & vars(row).keys() - {column.attname}
 
 
 def by_attname(model: type[Model], values: Values) -> dict[str, Any]:

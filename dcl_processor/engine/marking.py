@@ -23,6 +23,7 @@ from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.execution.handler import Failed
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.settlement import rehearsal
+from dcl_processor.settlement.writing import refuse_more
 from dcl_processor.values import Values, resolve
 
 from .claim import claim
@@ -156,7 +157,7 @@ def _write(lane: Lane, batch: Batch, mark: Mark) -> None:
     names = [*mark.values]
     table = question.table.filter(these([held.pk for held in rows]))
     before = _read(table, names)
-    table.update(**mark.values)
+    refuse_more(lane.processor.name, [held.pk for held in rows], table.update(**mark.values))
     # The values are read back, because the time is the database's, a column may store a value in
     # its own form, and generated columns may depend on it.
     computed = [f.attname for f in question.model._meta.concrete_fields if f.generated]

@@ -14,10 +14,16 @@ from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import key_of_value
-from dcl_processor.compiled_sql.update import FENCE_SQL, FLIP, LOST, PENDING, CompiledUpdate
+from dcl_processor.compiled_sql.update import FENCE_SQL, FLIP, LOST, MORE, PENDING, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.database.contention import is_contention
-from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
+from dcl_processor.exceptions import (
+    InvalidDone,
+    ProcessorError,
+    StillPending,
+    TransactionLost,
+    Unsupported,
+)
 from dcl_processor.locking.row_locks import lock_free, parts_of, settling, written_parts
 from dcl_processor.values import Values, constants_of, resolve
 
@@ -81,6 +87,7 @@ def write(
             words = f"{processor.name}: expected done to name columns, got: {error}"
             raise InvalidDone(words) from error
         raise
+    refuse_more(processor.name, pks, written)
     if written < len(pks):
         if transaction_id is not None:
             refuse_another(question.using, transaction_id)
@@ -172,11 +179,13 @@ def explained(
 
     ``pks``: of the batch whose flips were in the message.
     """
-    found = re.search(f"{FLIP}({LOST})?|{PENDING}", str(error))
+    found = re.search(f"{FLIP}({LOST}|{MORE})?|{PENDING}", str(error))
     if found is None:
         return error
     if found[0] == PENDING:
         return _still_pending(processor, pks)
+    if found[1] == MORE:
+        return not_unique(processor.name, pks)
     return TransactionLost() if found[1] else not_written(processor.name, pks)
 
 
@@ -209,6 +218,21 @@ def not_written(name: str, pks: Sequence[Any]) -> ProcessorError:
     return NotWritten(
         f"{name}: expected the update to write {_named(pks)}, got {got}; look for a trigger, a "
         "rule or row-level security that drops the update."
+    )
+
+
+def refuse_more(name: str, pks: Sequence[Any], written: int) -> None:
+    """Raise if an update has written more rows than there are keys."""
+    if written > len(pks):
+        raise not_unique(name, pks)
+
+
+def not_unique(name: str, pks: Sequence[Any]) -> Unsupported:
+    """Return the error for an update that wrote to more rows than there are keys."""
+    return Unsupported(
+        f"{name}: expected one row for each key, got an update of {_named(pks)} that wrote to "
+        "more, which was rolled back; give the table a unique key, and make it the model's primary "
+        "key."
     )
 
 
