@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict, TypeVar, Unpack
@@ -13,6 +14,7 @@ from . import operator_actions
 from .definition import validation
 from .definition.definition import Definition
 from .engine.run import Run, dry_run
+from .exceptions import Unsupported
 from .execution.calls import entered, refuse_key_with_others
 from .locking import key_lock
 from .report import DryRun, Report
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from .contrib.reservations import Reservation
 
 M = TypeVar("M", bound=Model)
+
+#: The module that the registry imports now, in which a call would run at each manage.py check.
+importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 
 class RunParameters(TypedDict, total=False):
@@ -254,13 +259,14 @@ class BatchProcessor(Definition[M]):
         of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
 
         Raises ``InsideTransaction`` inside ``atomic()`` (except that of Django's own ``TestCase``),
-        ``Unsupported`` inside the processor's own handler, ``TooManyPending`` before any handler if
-        more rows wait than ``max_pending`` and there is no ``limit``, ``StillPending`` before any
-        handler if ``done`` would leave a row pending, and configuration errors that depend on the
-        model. Rows that fail do not raise: they are in the report. An error that ends the run, such
+        ``Unsupported`` inside the processor's own handler, and while an app's ``processors.py`` is
+        imported to find its processors; ``TooManyPending`` before any handler if more rows wait
+        than ``max_pending`` and there is no ``limit``, ``StillPending`` before any handler if
+        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows that fail do not raise: they are in the report. An error that ends the run, such
         as a lost connection to the server, has the attribute ``report``: what was processed until
         then.
         """
+        self._refuse_in_import()
         with entered(self):
             return Run(
                 self,
@@ -283,6 +289,7 @@ class BatchProcessor(Definition[M]):
         that depend on the model, as ``run()`` does; and, if the flip is a function of the row that
         cannot be written to that row, the row's error.
         """
+        self._refuse_in_import()
         with entered(self):
             return dry_run(Run(self, filter=filter, using=using, limit=limit, concurrency=1))
 
@@ -290,3 +297,10 @@ class BatchProcessor(Definition[M]):
         """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
         validation.refuse_rows(self, rows)
         return self.run(**parameters)
+
+    def _refuse_in_import(self) -> None:
+        if (module := importing.get()) is not None:
+            raise Unsupported(
+                f"expected {self.name} to run after {module} is imported, got a call at module "
+                "level; move it into a function, or remove it."
+            )

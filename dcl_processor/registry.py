@@ -20,7 +20,7 @@ from django.utils.module_loading import module_has_submodule
 from .errors import text
 from .exceptions import InvalidOption, UnknownProcessor
 from .masking import shown
-from .processor import BatchProcessor
+from .processor import BatchProcessor, importing
 
 MODULE = "processors"
 
@@ -176,7 +176,12 @@ def _module(config: AppConfig) -> ModuleType | None:
     # Checked first, so that an ImportError inside the module is not taken for a missing module.
     if config.module is None or not module_has_submodule(config.module, MODULE):
         return None
-    return import_module(f"{config.name}.{MODULE}")
+    name = f"{config.name}.{MODULE}"
+    token = importing.set(name)
+    try:
+        return import_module(name)
+    finally:
+        importing.reset(token)
 
 
 def _unknown(name: str, known: list[str]) -> str:

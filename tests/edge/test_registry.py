@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 from django.apps import apps
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from dcl_processor import registry
-from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProcessor
+from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProcessor, Unsupported
 from tests.edge.manage import Install
+from tests.models import Parcel
 
 SEND = """
     @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
@@ -71,6 +73,30 @@ def test_a_module_that_raises_takes_out_its_own_app_alone(
     assert said.endswith("/post/processors.py, line 3); its processors are left out.")
     with pytest.raises(UnknownProcessor, match=r"post\.processors to be imported"):
         registry.get(["post.send"])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("call", ["send()", "send.run(limit=1)", "send.dry_run()"])
+@pytest.mark.parametrize("command", ["check", "processors"])
+def test_a_call_at_module_level_is_refused_and_handles_no_row(
+    install: Install, command: str, call: str
+) -> None:
+    """It would run at each manage.py check."""
+    Parcel.objects.create()
+    body = SEND.replace("pass", "raise AssertionError")
+    install("post", f"{body}\n    {call}\n")
+    line = 3 + body.count("\n") + 1
+    refused = (
+        "expected post.send to run after post.processors is imported, got a call at module level; "
+        "move it into a function, or remove it"
+    )
+    with pytest.raises((Unsupported, CommandError)) as caught:
+        call_command(*((command,) if command == "check" else (command, "run", "post.send")))
+    assert refused in str(caught.value)
+    assert Parcel.objects.get().sent is False
+    [broken] = registry.broken()
+    assert f"Unsupported: {refused}" in str(broken)
+    assert str(broken).endswith(f"/post/processors.py, line {line}); its processors are left out.")
 
 
 def test_a_missing_module_called_like_ours_is_not_taken_for_none(install: Install) -> None:
