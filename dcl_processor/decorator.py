@@ -56,7 +56,6 @@ def batch_processor(
     done: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = None,
     resource: Opens | None = None,
-    taken_over: Callable[[M], Any] | None = None,
     throttle: Throttle | None = None,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]:
@@ -65,8 +64,7 @@ def batch_processor(
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
     ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
-    takes the row out of ``pending``. ``taken_over``: called with a row whose last worker did not
-    settle it, before the function. ``throttle``: called before rows start; returns for how long
+    takes the row out of ``pending``. ``throttle``: called before rows start; returns for how long
     none may, as the method does. Every other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
@@ -93,7 +91,6 @@ def batch_processor(
         "get_done" if callable(done) else "done": done,
         "get_failed" if callable(failed) else "failed": failed,
         "resource": resource,
-        "taken_over": taken_over,
         "throttle": throttle,
     }
     given |= options

@@ -178,9 +178,8 @@ class BatchProcessor(Definition[M]):
         ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
 
         Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
-        with ``taken_over()``, with ``group_by`` and ``process_batch()``, and inside the processor's
-        own handler; ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any
-        handler.
+        with ``group_by`` and ``process_batch()``, and inside the processor's own handler;
+        ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any handler.
         """
         from .contrib.reservations import reservation  # loaded when used
 

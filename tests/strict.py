@@ -2,9 +2,10 @@
 
 The root ``conftest.py`` loads it. With CI=true nothing may be left out: no skip, no expected
 failure, no deselected test. The one exception is ``@pytest.mark.waits_for_core("reason")``: a fault
-that today's engine keeps, and that the new core has to fix. The run fails once such a test passes. The options say on what a stage of ``tests/stages.toml`` runs, and how
-many tests it has. ``STAGE_LIMIT`` has the seconds after which the process ends, and ``STACKS`` the
-file for what its threads did then.
+that today's engine keeps, and that the new core has to fix. The run fails once such a test passes.
+The options say on what a stage of ``tests/stages.toml`` runs, and how many tests it has.
+``STAGE_LIMIT`` has the seconds after which the process ends, and ``STACKS`` the file for what its
+threads did then.
 """
 
 from __future__ import annotations

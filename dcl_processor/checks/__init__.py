@@ -27,6 +27,7 @@
 - W009  a new row is done: the default of a column is the value that done writes
 - W010  a processor is defined that the command and the checks do not find
 - W011  two processors take rows out of pending by one column
+- W012  AT_LEAST_ONCE without retry: a handler cannot tell that a worker died with its row
 
 No check queries a database, unless ``pending()`` itself does. ``ProcessorAdminMixin`` reports E019
 and W008 with the checks of its ``ModelAdmin``.
@@ -93,6 +94,7 @@ def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
     for processor in (each.processor for each in found):
         messages += check_names(processor)
         messages += check_ledger(processor)
+        messages += check_takeover(processor)
         question, about_pending = questions.check(processor)
         messages += about_pending
         if question is not None:
@@ -206,3 +208,15 @@ def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     """Yield an error for an option that needs the ledger, if there is none, or it is off."""
     has_it = partial(limits.refuse_without_ledger, processor)
     yield from questions.refusals(processor, has_it, "Every run is refused.", "dcl_processor.E018")
+
+
+def check_takeover(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
+    """Yield a warning if no column shows a handler that another worker had its row before."""
+    if processor.lease is not None and processor.retry is None:
+        yield checks.Warning(
+            "AT_LEAST_ONCE without retry: the handler cannot tell a row whose worker died in the "
+            "middle of the work from a new one.",
+            hint="Set retry=Retry(…): row.attempts is above 1 for a row that was tried before.",
+            obj=processor.name,
+            id="dcl_processor.W012",
+        )

@@ -140,17 +140,6 @@ class Definition(Generic[M]):
         """
         return None
 
-    def taken_over(self, row: M, /) -> Any:
-        """Prepare for a row whose last worker did not settle it, before the handler is called.
-
-        Called with ``AT_LEAST_ONCE`` if the row's lease has lapsed: its worker died, or was lost,
-        perhaps after an outside effect. Override it to find out what that worker has done. What it
-        raises has the meaning that it has in the handler, which is not called; if the row stays
-        pending, the next worker calls ``taken_over()`` again. With ``process_batch()`` it is called
-        for each such row before the call, from which a row is left out if it raises. It may be
-        ``async def`` if the handler is.
-        """
-
     def throttle(self) -> float | timedelta | bool | None:
         """Return whether no row may start now, for a reason that no failure shows.
 
@@ -238,11 +227,6 @@ class Definition(Generic[M]):
     def _handles_batches(self) -> bool:
         """Whether ``process_batch()`` was overridden."""
         return self._writes("process_batch")
-
-    @functools.cached_property
-    def _prepares_taken_over(self) -> bool:
-        """Whether ``taken_over()`` was overridden."""
-        return self._writes("taken_over")
 
     @property
     def _has_dead_letter(self) -> bool:

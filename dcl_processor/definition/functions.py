@@ -24,7 +24,6 @@ def check(processor: Definition[Any]) -> None:
     _check_pending(processor)
     _check_resource(processor)
     _check_handler(processor)
-    _check_taken_over(processor)
     _check_throttle(processor)
     _check_flips(processor)
 
@@ -78,29 +77,6 @@ def _check_handler(processor: Definition[Any]) -> None:
         raise InvalidOption(
             f"{processor._label}: expected the handler to take {what}"
             f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
-        )
-
-
-def _check_taken_over(processor: Definition[Any]) -> None:
-    hook: Any = processor.taken_over
-    if not processor._prepares_taken_over:
-        return
-    fits = callable(hook) and takes(hook, None)
-    expect(fits, f"{processor._label}: expected taken_over", "a function of one row", hook)
-    if "lease" not in rules_of(processor).options:
-        raise InvalidOption(
-            f"{processor._label}: expected no taken_over with {str(processor.delivery).upper()}, "
-            "whose rows have no lease that lapses, got one; leave it out, or choose AT_LEAST_ONCE."
-        )
-    if processor._handles_batches:
-        raise InvalidOption(
-            f"{processor._label}: expected process() beside taken_over, got process_batch(), which "
-            "gets rows together; write process()."
-        )
-    if inspect.iscoroutinefunction(hook) and not processor._is_async:
-        raise InvalidOption(
-            f"{processor._label}: expected taken_over to be a plain function, as the handler is, "
-            "got 'async def'; write 'def'."
         )
 
 
@@ -158,16 +134,7 @@ def takes(function: Any, *args: object) -> bool:
 
 
 #: What the user writes as functions.
-HOOKS = (
-    "pending",
-    "process",
-    "process_batch",
-    "resource",
-    "taken_over",
-    "throttle",
-    "get_done",
-    "get_failed",
-)
+HOOKS = ("pending", "process", "process_batch", "resource", "throttle", "get_done", "get_failed")
 
 #: Parameters of one run, which belong in its call.
 PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")

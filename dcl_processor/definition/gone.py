@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dcl_processor.exceptions import InvalidOption
 
 #: Options and hooks that a processor does not have, as keywords and in classes.
-OF_A_PROCESSOR: dict[str, str] = {}
+OF_A_PROCESSOR: dict[str, str] = {
+    "taken_over": "add a Retry, and look at row.attempts > 1 in the handler"
+}
 
 #: Parameters that ``Retry`` does not have.
 OF_A_RETRY: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -229,6 +230,10 @@ class Retry:
         spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
         delay = min(min(doubled, longest) * spread, longest)
         return Later(timedelta(seconds=delay))
+
+
+# signature() then shows the parameters.
+functools.update_wrapper(Retry.__new__, Retry.__init__, assigned=(), updated=())
 
 
 def _length(model: type[Model], name: str) -> int | None:

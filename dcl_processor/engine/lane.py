@@ -292,11 +292,6 @@ class Lane:
         self.simple_question = question
         return True
 
-    def is_ours(self, pk: Any) -> bool:
-        """Return whether the lease of a claimed row is alive, as far as this process knows."""
-        heartbeat = self.run.heartbeat
-        return heartbeat is None or heartbeat.is_ours(pk)
-
     def _tell_of_leftover(self) -> None:
         name = self._name
         message = "%s: a transaction that a handler left open was rolled back"

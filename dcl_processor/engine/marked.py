@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields
@@ -68,9 +67,6 @@ def handle_marked(lane: Lane, batch: Batch) -> None:
 
 
 def _call(lane: Lane, batch: Batch, held: Held) -> None:
-    still_ours = None
-    if lane.processor._prepares_taken_over and is_left_by_another(lane, held):
-        still_ours = partial(lane.is_ours, held.pk)
     arguments = lane.resource.arguments
     with lane.watched as leftover:
         # As late as possible, because AT_MOST_ONCE does not put a started row back.
@@ -82,7 +78,6 @@ def _call(lane: Lane, batch: Batch, held: Held) -> None:
             held.row,
             arguments,
             limit=lane.run.time_limit,
-            still_ours=still_ours,
             attempt=held.attempt if lane.counts_attempts else None,
         )
         # Race: work without flip. The work is done; after an interrupt the row is settled by this.
@@ -132,12 +127,6 @@ def put_back(batch: Batch, rows: Iterable[Held]) -> None:
     """Let the rows without an outcome wait again: no handler is called for them any more."""
     ended = {held.pk for held, _ in batch.ended}
     batch.ended += [(held, None) for held in rows if held.pk not in ended]
-
-
-def is_left_by_another(lane: Lane, held: Held) -> bool:
-    """Return whether the row had a lease that lapsed, and that no worker has settled."""
-    lease = lane.processor.lease
-    return lease is not None and held.marked.before[lease.field] is not None
 
 
 # --- the calls for one batch, one after another, or at once on the run's event loop
@@ -211,13 +200,11 @@ class BatchCalls:
         if loop is None:
             self._call_here(first.pk, given)
             return
-        is_taken_over = processor._prepares_taken_over and is_left_by_another(lane, first)
         loop.start(
             processor,
             first.pk,
             given,
             (self._resource or lane.resource).arguments,
-            still_ours=partial(lane.is_ours, first.pk) if is_taken_over else None,
             attempt=first.attempt if lane.counts_attempts and not self._together else None,
         )
 

@@ -304,7 +304,7 @@ class Mark:
             return before
         back = {**(self.undone or {})}
         if before.get(self.lease.field) is not None:
-            # The worker before did not settle the row, and nothing was found out about that.
+            # The worker before did not settle the row, perhaps in its last attempt.
             back[self.lease.field] = self.lease.taken_away
         return back
 

@@ -295,9 +295,6 @@ def _values_of_failure(
     # Without retry a claimed row that failed is recorded as failed, and is not put back.
     stays_claimed = not mark.is_lease and not processor.retry and isinstance(outcome, Failed)
     undone = None if stays_claimed else mark.undone
-    if isinstance(outcome, Failed | Snoozed | Discarded) and outcome.unprepared:
-        # The next worker is to call taken_over() again.
-        undone = mark.put_back(held.marked.before)
     outcome, noted = flips.noted_of(lane, held, outcome, undone=undone)
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         assert processor.retry is not None

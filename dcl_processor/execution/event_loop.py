@@ -29,12 +29,9 @@ from dcl_processor import steady as time
 from dcl_processor.exceptions import HandlerTimeout, Unsupported
 from dcl_processor.execution.handler import (
     Failed,
-    Lost,
     Together,
     as_exception,
     judge,
-    not_prepared,
-    prepared,
     returned,
     understood,
 )
@@ -127,22 +124,16 @@ class EventLoop:
         given: Any,
         arguments: tuple[Any, ...],
         *,
-        still_ours: Callable[[], bool] | None = None,
         attempt: int | None = None,
     ) -> None:
         """Start a handler; there must be room for it.
-
-        ``still_ours``: given if ``taken_over()`` is to be called first; returns whether the row's
-        lease is alive after that.
 
         ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
         this is the first one's.
         ``attempt``: its number, if one is counted.
         """
         self._given[pk] = [*given] if processor._handles_batches else [pk]
-        call = partial(
-            self._outcome, processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
-        )
+        call = partial(self._outcome, processor, pk, given, arguments, attempt=attempt)
         self._begin(self._execute(pk, call)).add_done_callback(partial(self._over, pk))
 
     def _over(self, pk: Any, task: Future[None]) -> None:
@@ -277,22 +268,12 @@ class EventLoop:
         given: Any,
         arguments: tuple[Any, ...],
         *,
-        still_ours: Callable[[], bool] | None,
         attempt: int | None,
     ) -> Ended | None:
         """Call the handler; return what it came to, or ``None`` if it was interrupted."""
-        judged = judge if still_ours is None else not_prepared
         together = processor._handles_batches
         call: Call | None = None
         try:
-            if still_ours is not None:
-                result = await self._call(self._noted([pk]), processor.taken_over, given)
-                if (unprepared := prepared(result)) is not None:
-                    return unprepared
-                judged = judge
-                # Race: double claim. The lease may have lapsed during that call.
-                if not still_ours():
-                    return Lost(called=False)
             if together:
                 call = self._noted([*given])
                 handler, rows = processor.process_batch, [*given.values()]
@@ -305,7 +286,7 @@ class EventLoop:
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return None  # interrupted: neither done nor failed
             duration = None if call is None else call.duration
-            return error if ends_the_run(error) else judged(error, duration=duration)
+            return error if ends_the_run(error) else judge(error, duration=duration)
 
     def _noted(self, keys: Sequence[Any], attempt: int | None = None) -> Call:
         return Call(self._label, keys, self, attempt)

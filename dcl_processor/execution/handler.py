@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,7 @@ class Failed:
     ``kept``: ``process_batch()`` returned the error, and its writes belong to all its rows.
     ``handled``: not the handler failed, but the flip or the commit: after the handler's work, or
     before it if the flip could be rehearsed.
-    ``unstarted``: no handler was called, and no attempt is counted. ``unprepared``: raised by
-    ``taken_over()``, so that nothing was found out about the row's last worker.
+    ``unstarted``: no handler was called, and no attempt is counted.
     ``attempt``: its number, if a ``retry`` counts it; ``max_attempts``: how many the row has, if
     there is a limit; ``again_in``: seconds until the next one, if any. ``duration``: seconds that
     the handler's call took, if there was one.
@@ -49,7 +48,6 @@ class Failed:
     handled: bool = False
     kept: bool = False
     unstarted: bool = False
-    unprepared: bool = False
     attempt: int | None = None
     max_attempts: int | None = None
     again_in: float | None = None
@@ -58,22 +56,20 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """``Snooze``: not now. ``unprepared``, ``duration``: as for ``Failed``."""
+    """``Snooze``: not now. ``kept``, ``duration``: as for ``Failed``."""
 
     delay: float | timedelta | None = None
     until: datetime | None = None
     kept: bool = False
-    unprepared: bool = False
     duration: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """``Discard``: never. ``unprepared``, ``duration``: as for ``Failed``."""
+    """``Discard``: never. ``kept``, ``duration``: as for ``Failed``."""
 
     error: Discard
     kept: bool = False
-    unprepared: bool = False
     duration: float | None = field(default=None, compare=False)
 
 
@@ -107,14 +103,11 @@ def execute(
     arguments: tuple[Any, ...],
     *,
     limit: TimeLimit | None = None,
-    still_ours: Callable[[], bool] | None = None,
     attempt: int | None = None,
 ) -> Outcome:
     """Call the handler; any error becomes an outcome, unless it ``ends_the_run()``.
 
-    ``limit``: of each call. ``still_ours``: given if the processor's ``taken_over()`` is to be
-    called first; returns whether the row's lease is alive after that. ``attempt``: its number, if
-    one is counted.
+    ``limit``: of each call. ``attempt``: its number, if one is counted.
     Otherwise a handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``,
     would end every run at the same row.
     """
@@ -123,10 +116,6 @@ def execute(
         if processor._handles_batches:
             [outcome] = execute_together(processor, {row.pk: row}, arguments, limit).values()
             return outcome
-        if still_ours is not None:
-            if (refused := _refused(processor, row, limit, still_ours)) is not None:
-                return refused
-            call = Call(processor.name, (row.pk,), limit, attempt)  # it begins now
         if observers.active or row_started.receivers:
             result = announced(processor, call, limit, processor.process, row, *arguments)
         else:
@@ -137,38 +126,6 @@ def execute(
         return judge(error, duration=call.duration)
     # Most results are None, and a call for each row is saved.
     return Handled(None, call.duration) if result is None else returned(result, call.duration)
-
-
-def _refused(
-    processor: Definition[Any], row: Any, limit: TimeLimit | None, still_ours: Callable[[], bool]
-) -> Outcome | None:
-    """Call ``taken_over()``; return the outcome if the handler is not to be called after it."""
-    try:
-        call = Call(processor.name, (row.pk,), limit)
-        result = noted(call, limit, processor.taken_over, row)
-    except BaseException as error:
-        if ends_the_run(error):
-            raise
-        return not_prepared(error)
-    if (unprepared := None if result is None else prepared(result)) is not None:
-        return unprepared
-    # Race: double claim. The lease may have lapsed during this call.
-    return None if still_ours() else Lost(called=False)
-
-
-def prepared(result: Any) -> Outcome | None:
-    """Return the outcome that a result of ``taken_over()`` stands for; ``None``: go on."""
-    if (error := returned_error(result)) is None:
-        try:
-            _refuse_coroutine(result)
-        except Unsupported as refused:
-            error = refused
-    return None if error is None else not_prepared(error)
-
-
-def not_prepared(error: BaseException, *, duration: float | None = None) -> Outcome:
-    """Return the outcome that an exception of ``taken_over()`` stands for."""
-    return replace(judge(error, duration=duration), unprepared=True)
 
 
 def judge(

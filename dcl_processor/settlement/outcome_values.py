@@ -109,10 +109,8 @@ def notes(
                 return outcome, {**noted, **values}
             if not processor._has_dead_letter:
                 error = _without(processor, "failed", "Discard", "pending")
-            stays = {**(undone or {})} if outcome.unprepared else {}
             # The attempt counts, as that of a handler that discards its row does.
-            tried = retry.after(error, attempt, model) if retry else {}
-            return Failed(error), {**stays, **tried}
+            return Failed(error), retry.after(error, attempt, model) if retry else {}
         case Snoozed():
             return _snoozed(processor, outcome, undone)
         case Failed(error) if retry is None:

@@ -168,22 +168,22 @@ def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
     """A row without attempts left gets its dead letter, which is a function."""
     dead, sibling = left_by_a_dead_worker(place=1), rows_of(1)[-1]
     Errand.objects.filter(pk=dead.pk).update(attempts=attempts)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     processor = keyed(
         retry=the.retry(max_attempts=3),
         get_failed=lambda row, error: {"dead": True},
-        taken_over=lambda row: seen.append(row.pk),
+        handler=lambda row: seen.append((row.pk, row.attempts)),
     )
     assert_run(processor(filter=the.only(sibling)), processed=1)
-    assert seen == []
+    assert seen == [(sibling.pk, 1)]
     report = processor()
     dead.refresh_from_db()
     if attempts == 3:
         assert_run(report, failed=1)
-        assert (dead.dead, seen) == (True, [])
+        assert (dead.dead, seen[1:]) == (True, [])
     else:
         assert_run(report, processed=1)
-        assert (dead.done, seen) == (True, [dead.pk])
+        assert (dead.done, seen[1:]) == (True, [(dead.pk, 2)])
 
 
 @pytest.mark.parametrize(("most", "size"), [(1, 2), (2, 3)])

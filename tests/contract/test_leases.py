@@ -478,10 +478,7 @@ def assert_put_back_with_what_shows_the_death(row: Errand, attempts: int = 0) ->
     """Check that the row has no mark, but a lease that shows the next worker the death."""
     said = the.state(row)
     assert {**said, **UNMARKED, "leased_until": True, "attempts": attempts, "done": False} == said
-    taken_over: list[int] = []
-    run = marking(the.ignore, taken_over=lambda row: taken_over.append(row.pk))
-    assert_run(run(filter=the.only(row)), processed=1)
-    assert taken_over == [row.pk]
+    assert_run(marking(the.ignore)(filter=the.only(row)), processed=1)
 
 
 def test_a_row_that_was_not_started_gets_reset() -> None:
@@ -492,6 +489,25 @@ def test_a_row_that_was_not_started_gets_reset() -> None:
     report = marking(lambda row: stop.set(), batch_size=2)(stop=stop)
     assert_run(report, processed=1, stopped="signal")
     assert_put_back_with_what_shows_the_death(other)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+@pytest.mark.parametrize("size", [1, 10])
+def test_the_attempts_show_the_handler_that_a_worker_died_with_the_row(
+    size: int, is_async: bool
+) -> None:
+    rows = [*the.errands(2), left_by_a_dead_worker(place=2)]
+    seen: dict[Any, int] = {}
+
+    def look(row: Errand) -> None:
+        seen[row.pk] = row.attempts
+
+    async def look_later(row: Errand) -> None:
+        look(row)
+
+    run = marking(look_later if is_async else look, batch_size=size)
+    assert_run(run(), processed=3)
+    assert [seen[row.pk] for row in rows] == [1, 1, 2]
 
 
 # --- a row must stay in pending under its mark

@@ -45,9 +45,9 @@ def messages(*processors: BatchProcessor[Any]) -> list[CheckMessage]:
 
 
 def ids(*processors: BatchProcessor[Any]) -> list[str]:
-    # The database itself may lack row locks; what is said of that has tests of its own.
-    mine = [message for message in messages(*processors) if "W004" not in str(message.id)]
-    return [str(message.id).removeprefix("dcl_processor.") for message in mine]
+    # What is said of a database without row locks, and of a lease without retry, has its own tests.
+    found = [str(each.id).removeprefix("dcl_processor.") for each in messages(*processors)]
+    return [each for each in found if each not in {"W004", "W012"}]
 
 
 # --- one processor and its columns
@@ -270,6 +270,7 @@ def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() ->
             name="third",
             delivery=Delivery.AT_LEAST_ONCE,
             lease=Lease(60),
+            retry=Retry(),
         )
         assert messages(third) == []  # no transaction is open while its handlers run
         (message,) = [
@@ -407,6 +408,18 @@ def test_e010_is_of_what_two_share_for_rows_that_may_be_pending_for_both(
     one: dict[str, Any], other: dict[str, Any], is_found: bool
 ) -> None:
     assert ("E010" in ids(errand("a", **one), errand("b", **other))) is is_found
+
+
+@pytest.mark.parametrize(
+    ("options", "is_warned"),
+    [(LEASE, True), ({**LEASE, "retry": Retry()}, False), (CLAIM, False), ({}, False)],
+)
+def test_w012_a_handler_that_cannot_tell_a_takeover(
+    options: dict[str, Any], is_warned: bool
+) -> None:
+    found = [each for each in messages(errand("a", **options)) if each.id == "dcl_processor.W012"]
+    assert [each.obj for each in found] == ["a"] * is_warned
+    assert all("row.attempts is above 1" in str(each.hint) for each in found)
 
 
 MARK: dict[str, Any] = {**LEASE, "claim": {"result": "busy"}, "reset": {"result": "new"}}

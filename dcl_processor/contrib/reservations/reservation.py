@@ -97,11 +97,6 @@ def _check(processor: Definition[Any], bound_to: Any, method: str) -> None:
             f"{processor.name}: expected process() for {method} with group_by, got "
             "process_batch(), which gets the rows of a key together; write process()."
         )
-    if processor._prepares_taken_over:
-        raise Unsupported(
-            f"{processor.name}: expected a processor without taken_over() for {method}, got one: "
-            "rows are handled elsewhere, and it would not be called; leave it out."
-        )
     if bound_to is not None:
         expect_type(f"{processor.name}: expected bound_to", bound_to, str, "a string, or None")
 
