@@ -261,9 +261,9 @@ class BatchProcessor(Definition[M]):
         ``Unsupported`` inside the processor's own handler, and while an app's ``processors.py`` is
         imported to find its processors; ``TooManyPending`` before any handler if more rows wait
         than ``max_pending`` and there is no ``limit``, ``StillPending`` before any handler if
-        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows that fail do not raise: they are in the report. An error that ends the run, such
-        as a lost connection to the server, has the attribute ``report``: what was processed until
-        then.
+        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows
+        that fail do not raise: they are in the report. An error that ends the run, such as a lost
+        connection to the server, has the attribute ``report``: what was processed until then.
         """
         self._refuse_in_import()
         with entered(self):
