@@ -34,6 +34,9 @@ logger = logging.getLogger("dcl_processor")
 #: Seconds between two looks: the default, and the minimum.
 INTERVAL, SHORTEST_INTERVAL = 5.0, 0.1
 
+#: Seconds after which a trouble that lasts is reported again.
+AGAIN_AFTER = 600.0
+
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of a watch."""
@@ -119,7 +122,7 @@ def watch(
     how = f"stopped by {stop.cause}" if stop.is_set() else "ended"
     output.lifecycle(f"{how} after {span(time.monotonic() - began)}")
     if not ran:
-        raise CommandError(f"no processor is left to watch: {' and '.join(log.names)} cannot run.")
+        raise CommandError(f"the watch has ended, because none can run: {' and '.join(names)}.")
 
 
 def _check_can_listen(chosen: Sequence[BatchProcessor[Any]], using: str | None) -> None:
@@ -187,17 +190,25 @@ class ErrorDedup:
     def __init__(self, troubles: dict[Any, str]) -> None:
         self._why = troubles
         self._since: dict[Any, float] = {}
+        self._said: dict[str, float] = {}
 
     def say(self, who: Hashable, sentence: str) -> bool:
-        """Note the trouble; return whether it is news: a cause that none of the others has."""
-        is_known = sentence in self._why.values()
+        """Note the trouble; return whether to report it.
+
+        So is a cause that none of the others has, and again one that lasts.
+        """
+        now = time.monotonic()
         self._why[who] = sentence
-        self._since.setdefault(who, time.monotonic())
-        return not is_known
+        self._since.setdefault(who, now)
+        if now - self._said.get(sentence, -AGAIN_AFTER) < AGAIN_AFTER:
+            return False
+        self._said[sentence] = now
+        return True
 
     def end(self, who: Hashable) -> float | None:
         """Note that the trouble is over; return how many seconds it lasted, if it is the last."""
         why, since = self._why.pop(who, None), self._since.pop(who, 0.0)
         if why is None or why in self._why.values():
             return None
+        self._said.pop(why, None)
         return time.monotonic() - since

@@ -140,6 +140,10 @@ class Health:
             "processors": [*self.names],
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "workers": [_worker(each) for each in workers],
+            "troubles": [
+                {"worker": worker, "processor": name, "error": why}
+                for (worker, name), why in [*self.troubles.items()]
+            ],
         }
 
 

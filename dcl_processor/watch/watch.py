@@ -35,6 +35,9 @@ POLL_IDLE = 0.2
 #: The fewest seconds between two runs if the second one would try the same failing rows.
 _NO_SOONER = 1.0
 
+#: Seconds of nothing but trouble after which a watch ends.
+HOPELESS_AFTER = 3_600.0
+
 # Seconds. Before a shorter wait, a connection that Django would close stays open.
 _WORTH_CLOSING = 0.1
 
@@ -85,13 +88,16 @@ class Watch:
     #: The record of the command, if there is one, by which an operator gives orders.
     record: Command | None = None
     _is_ended: bool = False
+    #: When a run was last without trouble, by the monotonic clock.
+    _fine_at: float = field(default_factory=time.monotonic)
     _turns: dict[str, Pace] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
 
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
 
-        Returns whether there was a processor to run until the end, or until an operator ended it.
+        Returns whether there was a processor to run until the end, or until an operator ended it:
+        not after an hour in which no run was without trouble.
         """
         for each in self.processors:
             self._turns[each.name] = Pace(each, self.plan.interval)
@@ -174,17 +180,24 @@ class Watch:
         except Exception as error:  # noqa: BLE001  # the others, and the next try, are still to come
             trouble = Trouble.of(error, processor, self.plan.using)
             report = trouble.report or Report(name=processor.name)
+        if trouble is None or did_something(report):
+            self._fine_at = time.monotonic()
         if did_something(report):
             self.tell(processor.name, report)
         if trouble is None:
             if turn.failures:
                 self.tell(processor.name, Recovered())
             turn.ran(report)
-            return
-        self.tell(processor.name, trouble)
+        else:
+            self._broke(turn, trouble)
+
+    def _broke(self, turn: Pace, trouble: Trouble) -> None:
+        self.tell(turn.processor.name, trouble)
         turn.broke()
         if trouble.is_final:
-            del self._turns[processor.name]
+            del self._turns[turn.processor.name]
+        if time.monotonic() - self._fine_at >= HOPELESS_AFTER:
+            self._turns.clear()
 
 
 # --- when a watched processor runs next: at once after work, later each time when it is broken

@@ -8,11 +8,16 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.edge.manage import at_gate, besides_lifecycle, processors
+from dcl_processor import steady
+from dcl_processor.watch import watch as watch_module
+from tests.contract.support.clocks import Clock
+from tests.edge.manage import Install, Manage, at_gate, besides_lifecycle, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -116,15 +121,100 @@ def test_what_can_never_run_is_not_waited_for(workers: str) -> None:
     assert end == f"CommandError: {name} did not run to the end."
 
 
+# --- troubles
+
+
 def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(tmp_path: Path) -> None:
+    """In between it is in the health file."""
     parcels("")
-    mailbox = tmp_path / "mailbox"
-    options = ["--watch", "0.1", "--workers", "2"]
+    mailbox, health = tmp_path / "mailbox", tmp_path / "health"
+    options = ["--watch", "0.1", "--workers", "2", "--health-file", str(health)]
     faulty = {"DJANGO_SETTINGS_MODULE": FAULTY, "MAILBOX": str(mailbox)}
+
+    def troubles() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(health.read_text())["troubles"]
+        return sorted(found, key=str)
+
     with watching("faulty.post", *options, **faulty) as watcher:
         watcher.says("faulty.post: expected the resource to open, got Connection", err=True)
+        error = "expected the resource to open, got ConnectionRefusedError: closed today."
+        expected = [
+            {"worker": worker, "processor": "faulty.post", "error": error} for worker in (1, 2)
+        ]
+        until(lambda: troubles() == expected, "the troubles of both workers")
         mailbox.touch()
         wait_until_sent()
+        until(lambda: troubles() == [], "the end of the troubles")
         watcher.says("faulty.post: 1 processed in ")
         watcher.says("faulty.post: runs again after ", err=True)
         assert watcher.end() == (0, "", "")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let the waits of a watch pass at once."""
+    clock = Clock()
+
+    def wait(_: list[object], seconds: float) -> list[object]:
+        clock.passed += seconds
+        return []
+
+    monkeypatch.setattr(steady, "monotonic", clock.monotonic)
+    monkeypatch.setattr(watch_module, "connection", SimpleNamespace(wait=wait))
+    return clock
+
+
+TROUBLED = """
+    def closed():
+        raise ConnectionRefusedError("closed today")
+
+    @batch_processor(
+        pending=Parcel.objects.filter(sent=False), done={"sent": True}, resource=closed
+    )
+    def post(parcel, _): raise AssertionError
+
+    @batch_processor(
+        pending=Parcel.objects.filter(sent=False), done={"sent": True}, max_pending=1
+    )
+    def mail(parcel): raise AssertionError
+
+    @batch_processor(pending=Parcel.objects.filter(sent=None), done={"sent": True})
+    def look(parcel): raise AssertionError
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("office.post", "expected the resource to open, got ConnectionRefusedError: closed today."),
+        ("office.mail", "expected at most max_pending=1 pending rows"),
+    ],
+)
+def test_an_hour_of_nothing_but_trouble_is_told_again_and_ends_the_watch(
+    install: Install, manage: Manage, clock: Clock, name: str, words: str
+) -> None:
+    """Each ten minutes; a line that is said once is lost, and exit code 0 restarts no service."""
+    install("office", TROUBLED)
+    parcels("", "")
+    began = clock.passed
+    done = manage("run", name, "--watch", "--max-runtime", "7200")
+    assert (done.code, done.out) == (1, "")
+    *lines, end = besides_lifecycle(done.err).splitlines()
+    assert 6 <= len(lines) <= 7  # the tries are up to a minute apart
+    assert all(line.startswith(f"{name}: {words}") for line in lines)
+    assert end == f"CommandError: the watch has ended, because none can run: {name}."
+    assert 3600 <= clock.passed - began <= 3600 + 60
+    assert len(unsent()) == 2
+
+
+def test_a_trouble_of_one_does_not_end_the_watch_of_others(
+    install: Install, manage: Manage, clock: Clock
+) -> None:
+    install("office", TROUBLED)
+    parcels("", "")
+    names = ("office.post", "office.look")
+    done = manage("run", *names, "--watch", "60", "--max-runtime", "7200")
+    assert (done.code, done.out) == (0, "")
+    lines = besides_lifecycle(done.err).splitlines()
+    assert 11 <= len(lines) <= 13
+    assert all(line.startswith("office.post: expected the resource to open") for line in lines)
