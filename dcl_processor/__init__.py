@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decorator import batch_processor
     from .definition.kinds import Delivery, Lease
-    from .definition.retry import Breaker, Retry
+    from .definition.retry import Retry
     from .outcomes import Discard, Snooze
     from .processor import BatchProcessor
     from .report import Report
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchProcessor",
-    "Breaker",
     "Delivery",
     "Discard",
     "Lease",
@@ -30,7 +29,6 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BatchProcessor": ".processor",
-    "Breaker": ".definition.retry",
     "Delivery": ".definition.kinds",
     "Discard": ".outcomes",
     "Lease": ".definition.kinds",

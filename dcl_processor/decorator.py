@@ -11,7 +11,7 @@ from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable
 
 from dcl_processor.definition.kinds import Delivery, Lease
-from dcl_processor.definition.retry import Breaker, Retry
+from dcl_processor.definition.retry import Retry
 from dcl_processor.exceptions import InvalidOption
 
 from .processor import BatchProcessor
@@ -38,7 +38,6 @@ class Options(TypedDict, total=False):
     handler_timeout: float | timedelta | None
     max_workers: int | None
     rate: float | None
-    breaker: Breaker | None
     group_by: str | None
     in_order: bool
     max_per_group: int | None

@@ -35,7 +35,7 @@ INTERVAL = 1.0
 
 def succeeded(report: Report) -> bool:
     """Return whether a run succeeded: it could start rows, and no row failed for good."""
-    is_held_back = report.stopped in {"failures", "paused", "breaker", "throttled", "busy"}
+    is_held_back = report.stopped in {"failures", "paused", "throttled", "busy"}
     return report.failed == report.to_retry and report.error is None and not is_held_back
 
 

@@ -88,8 +88,6 @@ class BatchProcessor(Definition[M]):
       machines together; a run is one worker, whatever its ``concurrency``.
     - ``rate``: rows that may start in a second, on all machines together; it may be below 1. Needs
       the app ``dcl_processor.ledger``.
-    - ``breaker``: a ``Breaker``: after how many failures in a row, on all machines together, no
-      row starts for a while. Needs the app, too.
     - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
       handled at the same time, by all workers together. Rows with ``NULL`` are in no group. A
       ``process_batch()`` gets all rows of one key, or the first ``batch_size`` of them.

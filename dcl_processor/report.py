@@ -11,16 +11,7 @@ from .exceptions import RowsFailed
 from .masking import shown, shown_traceback
 
 Stopped = Literal[
-    "drained",
-    "limit",
-    "timeout",
-    "signal",
-    "failures",
-    "busy",
-    "throttled",
-    "paused",
-    "operator",
-    "breaker",
+    "drained", "limit", "timeout", "signal", "failures", "busy", "throttled", "paused", "operator"
 ]
 
 #: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.

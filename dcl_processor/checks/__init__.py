@@ -15,7 +15,7 @@
 - E015  group_by names no column that can be a key
 - E016  the database cannot lock a key
 - E017  in_order without an order by the model's own columns
-- E018  rate or breaker without the app that keeps them
+- E018  rate without the app that keeps it
 - E019  a list of the admin has a processor of another model
 - E020  the __init__ of a processor's class has not called super().__init__()
 - W001  pending tests a row that several rows share

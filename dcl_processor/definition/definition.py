@@ -23,7 +23,7 @@ from dcl_processor.values import seconds
 from . import functions, validation
 from .kinds import Delivery, Lease
 from .model_columns import named_columns
-from .retry import Breaker, Retry
+from .retry import Retry
 
 M = TypeVar("M", bound=Model)
 
@@ -71,7 +71,6 @@ class Definition(Generic[M]):
     handler_timeout: float | timedelta | None = None
     max_workers: int | None = None
     rate: float | None = None
-    breaker: Breaker | None = None
     group_by: str | None = None
     in_order: bool = False
     max_per_group: int | None = None

@@ -8,7 +8,8 @@ from dcl_processor.exceptions import InvalidOption
 
 #: Options and hooks that a processor does not have, as keywords and in classes.
 OF_A_PROCESSOR: dict[str, str] = {
-    "taken_over": "add a Retry, and look at row.attempts > 1 in the handler"
+    "breaker": "leave it out: rows back off by retry, and a run ends when everything fails",
+    "taken_over": "add a Retry, and look at row.attempts > 1 in the handler",
 }
 
 #: Parameters that ``Retry`` does not have.

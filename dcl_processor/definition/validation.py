@@ -22,7 +22,7 @@ from dcl_processor.values import (
 from . import functions
 from .kinds import RULES, Lease, rules_of
 from .model_columns import FLIPS
-from .retry import Breaker, Retry
+from .retry import Retry
 
 if TYPE_CHECKING:
     from .definition import Definition
@@ -72,7 +72,6 @@ _OPTIONAL: dict[str, _Check] = {
     "handler_timeout": partial(expect_seconds, least=SHORTEST_LIMIT, most=DAY),
     "max_workers": _number_of("workers", least=1),
     "rate": _rate,
-    "breaker": _a(Breaker, "a Breaker, such as Breaker(failures=5)"),
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease, such as Lease(60)"),
     "group_by": _a(str, "the name of a column or of a forward relation"),

@@ -464,8 +464,6 @@ class Run:
         overseer = oversight.of_run(self.processor, self.counters, hands_out=self.hands_out)
         if overseer is None:
             refuse_without_ledger(self.processor)
-        else:
-            self.counters.on_outcome = overseer.note
         if overseer is not None or self.processor._writes("throttle"):
             self.holds = Holds(self.processor, overseer)
         return overseer

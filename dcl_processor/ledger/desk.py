@@ -94,7 +94,7 @@ class Desk:
         return answer.result()
 
     def _is_silent(self) -> bool:
-        """Return whether a question would only wait: a run asks for each row that fails."""
+        """Return whether a question would only wait."""
         return time.monotonic() < self._next_try
 
     def _be_silent(self) -> None:

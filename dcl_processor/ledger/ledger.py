@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
@@ -83,8 +82,6 @@ class Ledger:
     """What ``dcl_processor.oversight`` asks; one for a process, whose threads share it."""
 
     def __init__(self) -> None:
-        #: Recognises this process among all workers.
-        self.id = uuid4()
         self.desk = Desk(self._tick)
         #: What was read last, by the processors' names.
         self.orders: dict[str, Orders] = {}
@@ -108,7 +105,7 @@ class Ledger:
             command = self._begin("code", [name])
         elif (orders := self.orders.get(name)) is None or orders.age > 2 * POLL:
             self.read([name])
-        if processor.rate is not None or processor.breaker is not None:
+        if processor.rate is not None:
             with suppress(UnreachableError):
                 self.desk.call(lambda: ensure(name))
         work = command.works[name]
@@ -244,8 +241,6 @@ class Ledger:
         names = {work.processor for work in works}
         if names:
             self.orders.update(read_orders(names))
-        for run in [run for work in works for _, run in work.live]:
-            run.tick()
         for work in works:
             if orders := self.orders.get(work.processor):
                 work.note_seen(orders.seen)

@@ -47,11 +47,6 @@ class Control(models.Model):
     #: The last order, for people.
     ordered_by = models.CharField(max_length=PERSON, default="")
     ordered_at = models.DateTimeField(null=True)
-    #: The breaker: failures in a row; the last success, and whose it was; when a row may be tried.
-    failures = models.BigIntegerField(default=0)
-    succeeded_at = models.DateTimeField(null=True)
-    succeeded_by = models.UUIDField(null=True)
-    open_until = models.DateTimeField(null=True)
     #: The rate: a window of time, and the rows that were allowed to start in it.
     window = models.BigIntegerField(default=0)
     used = models.BigIntegerField(default=0)

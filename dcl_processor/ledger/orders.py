@@ -12,15 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from django.conf import settings
 from django.db.models import F, Q
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
 from dcl_processor import steady as time
-from dcl_processor.clock import DatabaseNow, Later, utc
-from dcl_processor.definition.retry import Breaker
+from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.processor import BatchProcessor
@@ -34,12 +32,6 @@ from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, ro
 ALL = ""
 
 Subject = BatchProcessor[Any] | str
-
-#: Seconds for which a success of another worker shows that not everything fails.
-RECENT = 2.0
-
-#: The columns of a breaker that is closed after a pause.
-CLOSED: Mapping[str, Any] = {"failures": 0, "open_until": None}
 
 
 def pause(
@@ -74,19 +66,18 @@ def pause(
 
 
 def resume(processor: Subject, *, by: str = "") -> bool:
-    """End the pause of the processor; return whether it was paused, or its breaker open.
+    """End the pause of the processor; return whether it was paused.
 
     ``processor``: as for ``pause()``. After a pause of ``ALL``, those that were paused by
-    themselves stay paused. The processor's breaker is closed if it is open: all workers continue at
-    once.
+    themselves stay paused.
     """
     name = name_of(processor)
     is_paused = Q(paused_at__isnull=False) & (
         Q(paused_until=None) | Q(paused_until__gt=DatabaseNow())
     )
     ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    values = {**ended, "revision": F("revision") + 1, **CLOSED, **_ordered(by)}
-    return _change(name, values, is_paused | Q(open_until__isnull=False)) > 0
+    values = {**ended, "revision": F("revision") + 1, **_ordered(by)}
+    return _change(name, values, is_paused) > 0
 
 
 def stop(processor: Subject, *, by: str = "") -> None:
@@ -102,12 +93,9 @@ def stop(processor: Subject, *, by: str = "") -> None:
 def run_now(processor: Subject, *, by: str = "") -> None:
     """Let the watches of the processor look for rows at once, and not at their next look.
 
-    ``processor``: as for ``pause()``. If the processor's breaker is open, a worker tries one row at
-    once. A paused processor stays paused.
+    ``processor``: as for ``pause()``. A paused processor stays paused.
     """
     name = name_of(processor)
-    # First, or a watch that is woken in between would find the breaker open.
-    _change(name, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
     _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
     if isinstance(processor, BatchProcessor):
         notify.wake(processor)
@@ -158,55 +146,6 @@ def _end(until: datetime | timedelta | float | None) -> Any:
     return _later(length)
 
 
-# --- the breaker; each function is one statement, or two
-#
-# Closed: ``open_until`` is empty. Open: it is in the future. Half-open: it is over, and a worker
-# may try one row, the probe. It begins the pause again for that: no other worker tries one
-# meanwhile, and if this one dies, another one does after the pause.
-
-
-def count_failure(name: str, breaker: Breaker, worker: UUID) -> None:
-    """Count a failure; open the breaker if it is the last one of the row of failures.
-
-    It stays closed if another worker has reported a success in the last seconds: then the rows fail
-    here, and not everywhere.
-    """
-    row_of(name).update(failures=F("failures") + 1)
-    succeeded_elsewhere = Q(succeeded_at__gt=_later(-RECENT)) & ~Q(succeeded_by=worker)
-    enough = row_of(name).filter(failures__gte=breaker.failures, open_until=None)
-    enough.filter(Q(succeeded_at=None) | ~succeeded_elsewhere).update(
-        open_until=_later(breaker.seconds)
-    )
-
-
-def note_success(name: str, worker: UUID, *, is_probe: bool = False) -> None:
-    """Take note of a success, which ends the row of failures; that of a probe closes the breaker.
-
-    Any other one is of a row that started before the breaker opened.
-    """
-    row_of(name).filter(open_until__isnull=not is_probe).update(
-        **CLOSED, succeeded_at=DatabaseNow(), succeeded_by=worker
-    )
-
-
-def take_probe(name: str, breaker: Breaker) -> bool:
-    """Return whether this worker is the one that tries a row, now that the pause is over."""
-    # Race: two probes. Of two workers that find it over, the second one waits for the row's lock,
-    # and its statement then finds the pause that the first one has begun.
-    half_open = row_of(name).filter(open_until__lte=DatabaseNow())
-    return bool(half_open.update(open_until=_later(breaker.seconds)))
-
-
-def set_probe(name: str, seconds: float, *, failures: int = 0) -> None:
-    """Let no other worker try a row for so many seconds, unless an operator has closed the breaker.
-
-    ``failures``: 1 if the row that was tried has failed.
-    """
-    row_of(name).filter(open_until__isnull=False).update(
-        failures=F("failures") + failures, open_until=_later(seconds)
-    )
-
-
 def _later(seconds: float) -> Later:
     return Later(timedelta(seconds=seconds))
 
@@ -224,26 +163,17 @@ class Orders:
     is_paused: bool = False
     stops: int = 0
     run_nows: int = 0
-    failures: int = 0
-    #: Seconds until a row may be tried, counted from ``read_at``; ``None``: the breaker is closed.
-    opens_in: float | None = None
 
     @property
     def age(self) -> float:
         """Return how many seconds ago it was read."""
         return time.monotonic() - self.read_at
 
-    @property
-    def open_for(self) -> float:
-        """Return the seconds for which the breaker is still open; 0: it is not, or half-open."""
-        return 0.0 if self.opens_in is None else max(0.0, self.opens_in - self.age)
-
 
 def read_orders(names: Collection[str]) -> Mapping[str, Orders]:
     """Return the orders for each of these processors."""
     wanted = Control.objects.using(alias()).filter(processor__in=[ALL, *names])
     found = {row.processor: row for row in wanted.annotate(clock=DatabaseNow())}
-    # Behind the query: a breaker's pause that was thought too short would end the run.
     now = time.monotonic()
     everywhere = found.get(ALL)
     return {name: _orders(now, found.get(name), everywhere) for name in names}
@@ -257,8 +187,6 @@ def _orders(read_at: float, own: Control | None, everywhere: Control | None) -> 
         is_paused=any(is_paused(row) for row in both),
         stops=sum(row.stops for row in both),
         run_nows=sum(row.run_nows for row in both),
-        failures=0 if own is None else own.failures,
-        opens_in=None if own is None else _opens_in(own),
     )
 
 
@@ -266,8 +194,3 @@ def is_paused(row: Control) -> bool:
     """Return whether a row that was read with ``clock`` is paused at that time."""
     until = row.paused_until
     return row.paused_at is not None and (until is None or until > row.clock)  # type: ignore[attr-defined]  # an annotation
-
-
-def _opens_in(row: Control) -> float | None:
-    until, now = utc(row.open_until), utc(row.clock)  # type: ignore[attr-defined]  # as above
-    return None if until is None else (until - now).total_seconds()

@@ -186,25 +186,13 @@ class State(Plain):
     commands: int = 0
     seen: int = 0
     lost: int = 0
-    #: Failures in a row, on all machines; and until when the breaker lets no row start.
-    failures: int = 0
-    open_until: datetime | None = None
-    #: "closed", "open", or "half-open": one row may be tried.
-    breaker: str = "closed"
     #: When each host has last looked for rows.
     looked_at: dict[str, datetime] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
         """Return one line for people; empty if nothing keeps rows from starting."""
-        if self.pause is not None:
-            return self._pause_in_words(self.pause)
-        if self.breaker == "open" and self.open_until is not None:
-            return (
-                f"the breaker is open until {utc_text(self.open_until)}, after {self.failures} "
-                "failures in a row"
-            )
-        return "the breaker lets one row be tried" if self.breaker == "half-open" else ""
+        return "" if self.pause is None else self._pause_in_words(self.pause)
 
     def _pause_in_words(self, pause: Pause) -> str:
         what = "all processors are paused" if pause.of_all else self.phase
@@ -248,7 +236,6 @@ def states(processors: Iterable[Subject]) -> list[State]:
 
 def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> State:
     paused = [row for row in rows if is_paused(row)]
-    own = next((row for row in rows if row.processor == name), None)
     alive = [run for run in runs if _state_of(run) == "running"]
     found: dict[str, Any] = {"lost": sum(_state_of(run) == "lost" for run in runs)}
     if paused:
@@ -266,8 +253,6 @@ def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> St
             "commands": len(alive) + len(ended),
             "seen": len(have_seen) + len(ended),
         }
-    if own is not None:
-        found |= _breaker(own)
     return State(name, looked_at={look.host: utc(look.looked_at) for look in looks}, **found)
 
 
@@ -280,11 +265,3 @@ def _pause(row: Any) -> Pause:
         until=utc(row.paused_until),
         of_all=row.processor == ALL,
     )
-
-
-def _breaker(row: Any) -> dict[str, Any]:
-    if row.open_until is None:
-        return {"failures": row.failures}
-    until = utc(row.open_until)
-    kind = "open" if until > utc(row.clock) else "half-open"
-    return {"failures": row.failures, "open_until": until, "breaker": kind}

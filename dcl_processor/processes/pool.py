@@ -446,7 +446,6 @@ def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) 
         "signal",
         "operator",
         "paused",
-        "breaker",
         "timeout",
         "throttled",
     )

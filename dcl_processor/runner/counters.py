@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,6 @@ class Counters:
     """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
-    #: Called with the outcome of each row, if rows are overseen.
-    on_outcome: Callable[[str], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
@@ -152,8 +150,6 @@ class Counters:
         """Count a row, and send the signal."""
         self.counts[outcome] += 1
         self.handled += 1
-        if self.on_outcome is not None:
-            self.on_outcome(outcome)
         attempt = again_in = None
         if isinstance(ended, Failed):
             attempt, again_in = ended.attempt, ended.again_in

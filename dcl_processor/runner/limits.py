@@ -252,12 +252,10 @@ def _seconds(named: str, answer: Any) -> float:
 
 
 def refuse_without_ledger(processor: Definition[Any]) -> None:
-    """Raise ``Unsupported`` if the processor has an option that only the ledger can keep."""
-    for option in ("rate", "breaker"):
-        if getattr(processor, option) is not None and installed() is None:
-            got = "DCL_PROCESSOR_LEDGER=False" if has_ledger() else "none"
-            raise Unsupported(
-                f"{processor.name}: expected {LEDGER!r} in INSTALLED_APPS, and on, for {option}, "
-                f"which all machines keep together, got {got}; add the app and migrate, or leave "
-                f"{option} out."
-            )
+    """Raise ``Unsupported`` if the processor has a ``rate``, which only the ledger can keep."""
+    if processor.rate is not None and installed() is None:
+        got = "DCL_PROCESSOR_LEDGER=False" if has_ledger() else "none"
+        raise Unsupported(
+            f"{processor.name}: expected {LEDGER!r} in INSTALLED_APPS, and on, for rate, which all "
+            f"machines keep together, got {got}; add the app and migrate, or leave rate out."
+        )

@@ -167,7 +167,6 @@ RACES = [
     "poison row",
     "worker over the cap",
     "two orders",
-    "two probes",
     "over the rate",
     "endless run",
 ]

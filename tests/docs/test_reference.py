@@ -54,10 +54,7 @@ def public(of: object) -> dict[str, Any]:
     return {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
 
 
-VALUES = {
-    name: getattr(dcl_processor, name)
-    for name in ("Retry", "Lease", "Breaker", "Snooze", "Discard")
-}
+VALUES = {name: getattr(dcl_processor, name) for name in ("Retry", "Lease", "Snooze", "Discard")}
 DATACLASSES: dict[str, tuple[str, Any]] = {
     "Report": (RESULTS, Report),
     "Failure": (RESULTS, Failure),

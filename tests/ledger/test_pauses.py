@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
-from dcl_processor import Breaker, ledger, oversight
+from dcl_processor import ledger, oversight
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.ledger import ledger as process
 from dcl_processor.ledger import orders, tokens
@@ -381,15 +381,13 @@ def test_a_stop_ends_the_wait_for_a_token() -> None:
     assert report.stopped == "signal"
 
 
-@pytest.mark.parametrize("option", ["rate", "breaker"])
-def test_without_the_ledger_a_run_is_refused_with_one_sentence(option: str) -> None:
-    value: Any = {"rate": 5, "breaker": Breaker()}[option]
+def test_without_the_ledger_a_run_is_refused_with_one_sentence() -> None:
     the.errands(1)
     with (
         override_settings(DCL_PROCESSOR_LEDGER=False),
         pytest.raises(Unsupported, match=r"'dcl_processor\.ledger' in INSTALLED_APPS"),
     ):
-        the.transactional(the.ignore, name=RATED, **{option: value})()
+        the.transactional(the.ignore, name=RATED, rate=5)()
     assert Errand.objects.filter(done=True).count() == 0
 
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 from django.db import OperationalError, transaction
 
-from dcl_processor import Breaker, ledger
-from dcl_processor.ledger import models, orders
+from dcl_processor import ledger
+from dcl_processor.ledger import models
 from dcl_processor.ledger.models import Control, ensure
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
@@ -16,11 +16,6 @@ from tests.contract.support.deadlocks import wait_until_a_session_waits
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 NAME = "shop.raced"
-
-
-def half_open() -> None:
-    """Let the pause of the breaker be over."""
-    Control.objects.update(open_until="2001-01-01T00:00:00Z")
 
 
 def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None:
@@ -75,24 +70,3 @@ def test_an_order_does_not_wait_without_end_for_a_row_that_another_session_has_l
             go_on.set()
     assert ledger.state(NAME).pause is None
     assert ledger.pause(NAME)
-
-
-def test_of_two_machines_that_want_to_try_a_row_at_once_one_does() -> None:
-    """Forced: the second statement waits for the lock of the row that the first has written."""
-    ensure(NAME)
-    half_open()
-    first, go_on = threading.Event(), threading.Event()
-
-    def one() -> bool:
-        with transaction.atomic():
-            taken = orders.take_probe(NAME, Breaker())
-            first.set()
-            the.wait(go_on)
-        return taken
-
-    with the.meanwhile(one) as ones:
-        the.wait(first)
-        with the.meanwhile(lambda: orders.take_probe(NAME, Breaker())) as others:
-            wait_until_a_session_waits()
-            go_on.set()
-    assert (ones, others) == ([True], [False])
