@@ -20,7 +20,6 @@ from dcl_processor.exceptions import ProcessorError, UnknownProcessor
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import DAY
 
-from . import conditions
 from .conditions import duration
 
 #: Exit codes: the command line is wrong; an answer could not be found out.
@@ -29,23 +28,15 @@ USAGE_ERROR, NOT_FOUND_OUT = 2, 3
 #: Seconds: the least time limit that all databases have, and that of a question by default.
 SHORTEST, TIMEOUT = 0.001, 5.0
 
-#: The option with which Nagios reads the answer: 2 would be CRITICAL.
-NAGIOS = "--nagios"
-
 
 class OneSentenceParser(CommandParser):
     """A parser whose errors are one sentence, without the list of all options."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._given: Sequence[str] = ()
 
     # The overloads of the type are for namespaces of other classes, which Django does not use.
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """Parse, and refuse what is not known: the parser of the command would not name it."""
-        self._given = [] if args is None else [*args]
         found, more = super().parse_known_args(args, namespace)
         if more:
             self.error(f"expected an argument or option of {self.prog}, got {more[0]!r}")
@@ -54,9 +45,6 @@ class OneSentenceParser(CommandParser):
     def error(self, message: str) -> NoReturn:
         """End with the sentence, as Django ends with an error of a command."""
         sentence = f"{message.rstrip('.')}; see {self.prog} --help."
-        if NAGIOS in self._given:
-            print(conditions.line(conditions.UNKNOWN, sentence))  # there is no output yet
-            self.exit(conditions.UNKNOWN)
         if self.called_from_command_line:
             self.exit(USAGE_ERROR, f"CommandError: {sentence}\n")
         raise CommandError(sentence, returncode=USAGE_ERROR)

@@ -1,4 +1,4 @@
-"""The conditions of ``--fail-if``, and the line that Nagios reads.
+"""The conditions of ``--fail-if``.
 
 A condition is a name of a status, ``>`` or ``>=``, and a number or an age.
 """
@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.masking import shown
 from dcl_processor.values import parse_duration
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer
-    from dcl_processor.insights.status import Status
 
 #: The names whose answer is a number of rows, and those whose answer is an age.
 NUMBERS = ("pending", "due", "later", "in_progress", "in_doubt", "given_up", "locked", "lost")
@@ -76,48 +73,3 @@ def _bound(name: str, text: str) -> float:
             raise argparse.ArgumentTypeError(f"expected {name} and a number of rows, got {text!r}")
         return int(text)
     return duration(text)
-
-
-# --- the one line that Nagios, and what speaks its protocol, reads: a state, a text, and figures
-
-
-#: Exit codes, which are not those of the command.
-OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
-
-NAMES = {OK: "OK", WARNING: "WARNING", CRITICAL: "CRITICAL", UNKNOWN: "UNKNOWN"}
-
-#: Characters of the text: plugins may write 4 kB, the figures included.
-LONGEST = 1_000
-
-#: The range of values that meet a condition, by its comparison; no value is below zero.
-_RANGES = {">": "{}", ">=": "@{}:"}
-
-
-def line(code: int, text: str, found: Sequence[Status] = (), *limits: Sequence[Condition]) -> str:
-    """Return the line of a state; ``found``: the answers whose figures follow.
-
-    ``limits``: the conditions of a WARNING, and those of a CRITICAL; the first of each name.
-    """
-    # A bar begins the figures.
-    said = shown(text, LONGEST).replace("|", "/")
-    ranges = [
-        {c.name: _RANGES[c.comparison].format(f"{c.bound}".removesuffix(".0")) for c in limit[::-1]}
-        for limit in limits
-    ]
-    figures = " ".join(_figures(found, ranges))
-    return f"DCL {NAMES[code]} - {said}{f' | {figures}' if figures else ''}"
-
-
-def _figures(found: Sequence[Status], ranges: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    for each in found:
-        for name, answer in each.answers.items():
-            if answer.how in ("unknown", "not recorded"):
-                continue
-            label = name if len(found) == 1 else f"{each.name}.{name}"
-            value = f"{answer.least:.0f}{'s' if name in AGES else ''}"
-            figure = ";".join([value, *(limit.get(name, "") for limit in ranges)])
-            yield f"{_quoted(label)}={figure.rstrip(';')}"
-
-
-def _quoted(label: str) -> str:
-    return label if re.fullmatch(r"[\w.-]+", label) else "'{}'".format(label.replace("'", "''"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor import operator_actions, registry
-from dcl_processor.diagnosis import Trouble, describe
+from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import printable
 
 from . import conditions, wording
@@ -48,20 +47,6 @@ def add_arguments(parser: CommandParser) -> None:
         "only for what the conditions need.",
     )
     parser.add_argument(
-        "--warn-if",
-        action="append",
-        type=conditions.parse,
-        default=[],
-        metavar="CONDITION",
-        help="As --fail-if; with --nagios it is a WARNING.",
-    )
-    parser.add_argument(
-        "--nagios",
-        action="store_true",
-        help="Print one line for Nagios; end with 1 for --warn-if, with 2 for --fail-if, and with "
-        "3 for what is not known, a wrong command line included.",
-    )
-    parser.add_argument(
         "--in-doubt",
         type=duration,
         metavar="OLDER",
@@ -73,59 +58,26 @@ def add_arguments(parser: CommandParser) -> None:
 
 def handle(output: Output, options: dict[str, Any]) -> None:
     """Show the processors, or check the conditions."""
-    if options["nagios"]:
-        _answer_nagios(output, options)
-        return
+    wanted: list[conditions.Condition] = options["fail_if"]
     chosen, left_out = named_or_all(options["names"])
-    found = _ask(chosen, options)
+    found = _ask(chosen, wanted, options)
     output.left_out(left_out)
-    judged = _judge(found, options, left_out)
-    shown = [] if _wanted(options) else (line for each in found for line in lines(each))
+    _refuse_unrecorded(found, wanted)
+    shown = [] if wanted else (line for each in found for line in lines(each))
     output.answer([each.as_dict() for each in found], shown)
-    if judged.said:
-        is_met = judged.critical or judged.warnings
-        raise CommandError(judged.sentence, returncode=MET if is_met else NOT_FOUND_OUT)
+    met = _met(found, wanted)
+    if said := [*met, *unknown(found, left_out), *_undecided(found, wanted)]:
+        raise CommandError(joined(said), returncode=MET if met else NOT_FOUND_OUT)
 
 
-def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
-    """Write one line, and end with the code of its state, whatever happens."""
-    code = conditions.UNKNOWN
-    found: list[Status] = []
-    try:
-        _refuse_beside_nagios(options)
-        chosen, left_out = named_or_all(options["names"])
-        found = _ask(chosen, options)
-        judged = _judge(found, options, left_out)
-        code, said = judged.state, judged.sentence
-    except CommandError as error:
-        said = str(error)
-    except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
-        said = describe(error)
-    limits = options["warn_if"], options["fail_if"]
-    output.lines([conditions.line(code, said, found, *limits)])
-    if output.lost:
-        code = conditions.UNKNOWN
-    if code:
-        # Not a CommandError, whose sentence Django writes once more, to stderr.
-        raise SystemExit(code)
-
-
-def _refuse_beside_nagios(options: dict[str, Any]) -> None:
-    """Raise without a condition, too: the answer would be OK whatever waits."""
-    if options["json"] or not _wanted(options):
-        got = "--json as well" if options["json"] else "neither"
-        raise CommandError(f"expected --fail-if or --warn-if beside --nagios, got {got}.")
-
-
-def _wanted(options: dict[str, Any]) -> list[conditions.Condition]:
-    return [*options["fail_if"], *options["warn_if"]]
-
-
-def _ask(chosen: Iterable[BatchProcessor[Any]], options: dict[str, Any]) -> list[Status]:
+def _ask(
+    chosen: Iterable[BatchProcessor[Any]],
+    wanted: Sequence[conditions.Condition],
+    options: dict[str, Any],
+) -> list[Status]:
     from dcl_processor import backlog  # as below
     from dcl_processor.insights import status as insights  # not for other actions
 
-    wanted = _wanted(options)
     down: dict[str, str] = {}
     numbers = (int(each.bound) for each in wanted if each.name in conditions.NUMBERS)
     return [
@@ -163,41 +115,8 @@ _PARTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What the conditions say: those of ``--fail-if`` and ``--warn-if`` that are met, and others.
-
-    ``unknown``: what could not be found out.
-    """
-
-    critical: list[str]
-    warnings: list[str]
-    unknown: list[str]
-
-    @property
-    def said(self) -> list[str]:
-        return self.critical + self.unknown + self.warnings
-
-    @property
-    def sentence(self) -> str:
-        return joined(self.said or ["no condition is met"])
-
-    @property
-    def state(self) -> int:
-        """Return the state for Nagios; what is not known may be worse than a warning."""
-        if self.critical:
-            return conditions.CRITICAL
-        if self.unknown:
-            return conditions.UNKNOWN
-        return conditions.WARNING if self.warnings else conditions.OK
-
-
-def _judge(
-    found: Sequence[Status], options: dict[str, Any], left_out: Sequence[registry.Broken]
-) -> Judged:
-    wanted = _wanted(options)
-    _refuse_unrecorded(found, wanted)
-    undecided = [
+def _undecided(found: Sequence[Status], wanted: Sequence[conditions.Condition]) -> list[str]:
+    return [
         f"{each.name}: {condition.text} could not be found out: "
         f"{_PARTS[each.answers[condition.name].how]}, got {_got(each, condition.name)}"
         for each in found
@@ -205,8 +124,6 @@ def _judge(
         if each.answers[condition.name].how in _PARTS
         and condition.holds(each.answers[condition.name]) is None
     ]
-    not_known = [*unknown(found, left_out), *undecided]
-    return Judged(_met(found, options["fail_if"]), _met(found, options["warn_if"]), not_known)
 
 
 def unknown(found: Iterable[Status], left_out: Iterable[registry.Broken]) -> list[str]:

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from dcl_processor.insights.answer import Answer, How, Moment
+from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.locks import Locked
-from dcl_processor.insights.status import Status
 from dcl_processor.management import conditions
-from dcl_processor.management import status as status_action
 from tests.edge.manage import Install, Manage, processors
 from tests.edge.stuck import OF_ERRORS, another_session, claimed, on_a_terminal
 from tests.edge.watchers import parcels
@@ -380,106 +378,3 @@ def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
         done = manage("status", "warehouse.deliver", "--fail-if", condition)
         assert done.code == 2
         assert "add 'dcl_processor.ledger' to INSTALLED_APPS" in done.err
-
-
-# --- what Nagios reads
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (["--fail-if", "in_doubt>1"], 0, "DCL OK - no condition is met. | in_doubt=1;;1"),
-        (
-            ["--fail-if", "in_doubt>1", "--warn-if", "pending>1"],
-            1,
-            "DCL WARNING - warehouse.fetch: pending>1, got 2. | pending=2;1 in_doubt=1;;1",
-        ),
-        (
-            ["--fail-if", "in_doubt>0", "--warn-if", "pending>1"],
-            2,
-            (
-                "DCL CRITICAL - warehouse.fetch: in_doubt>0, got 1; warehouse.fetch: pending>1, "
-                "got 2. | pending=2;1 in_doubt=1;;0"
-            ),
-        ),
-        (
-            ["--fail-if", "oldest>15m"],
-            3,
-            (
-                "DCL UNKNOWN - expected a condition with an answer that warehouse.fetch has, got "
-                "'oldest>15m': set pending_since=…; or name other processors."
-            ),
-        ),
-        (
-            ["--fail-if", "doubt>0"],
-            3,
-            (
-                "DCL UNKNOWN - argument --fail-if: expected a condition such as 'in_doubt>0' or "
-                "'oldest>=15m' with one of pending, due, later, in_progress, in_doubt, given_up, "
-                "locked, lost, oldest, paused, got 'doubt>0'; see manage.py processors status "
-                "--help."
-            ),
-        ),
-        ([], 3, "DCL UNKNOWN - expected --fail-if or --warn-if beside --nagios, got neither."),
-        (
-            ["--warn-if", "pending>0", "--json"],
-            3,
-            "DCL UNKNOWN - expected --fail-if or --warn-if beside --nagios, got --json as well.",
-        ),
-    ],
-)
-def test_nagios_reads_one_line(manage: Manage, arguments: list[str], code: int, line: str) -> None:
-    claimed()
-    Errand.objects.bulk_create([Errand(), Errand()])
-    done = manage("status", "warehouse.fetch", "--nagios", *arguments)
-    assert done.code == code
-    assert (done.out, done.err) == (f"{line}\n", "")
-
-
-def test_what_nagios_cannot_be_told_is_unknown(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    condition = ("--fail-if", "pending>99", "--warn-if", "pending>=0")
-    unknown = manage("status", "warehouse.none", "--nagios", *condition)
-    assert (unknown.code, unknown.err) == (3, "")
-    assert unknown.out.startswith("DCL UNKNOWN - expected ")
-    down = processors("status", "warehouse.fetch", "--nagios", *condition, DATABASE_URL=DOWN)
-    assert (down.returncode, down.stderr) == (3, "")
-    assert down.stdout.startswith("DCL UNKNOWN - warehouse.fetch: pending could not be found out: ")
-    broken = processors("status", "--nagios", *condition, **FAULTY)
-    assert broken.returncode == 3
-    assert broken.stdout.startswith("DCL UNKNOWN - ")
-    assert len(broken.stdout.splitlines()) == 1
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a | b\npassword=hunter2")
-
-    monkeypatch.setattr(status_action, "_ask", fail)
-    failed = manage("status", "warehouse.fetch", "--nagios", *condition)
-    assert (failed.code, failed.out) == (3, "DCL UNKNOWN - RuntimeError: a / b password=***\n")
-
-
-def test_the_figures_are_what_the_answers_are() -> None:
-    at = timezone.now()
-    answers: dict[str, Answer[Any]] = {
-        "pending": Answer(10_000, How.MORE_THAN),
-        "locked": Answer(Locked(3, ()), How.MORE_THAN),
-        "oldest": Answer(Moment(at, 912.4)),
-        "paused": Answer(None),
-        "due": Answer.unknown("why"),
-    }
-    found = Status("it's", "transactional", "default", answers)
-    expected = "DCL OK - x | pending=10001 locked=3 oldest=912s paused=0s"
-    assert conditions.line(conditions.OK, "x", [found]) == expected
-    assert "'it''s.pending'=10001 " in conditions.line(conditions.OK, "x", [found, found])
-    warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending>=5", "pending>9"])]
-    fail = [*map(conditions.parse, ["locked>3", "oldest>15m", "paused>1d"])]
-    figures = "pending=10001;@5: locked=3;;3 oldest=912s;@90:;900 paused=0s;;86400"
-    assert conditions.line(conditions.OK, "x", [found], warn, fail) == f"DCL OK - x | {figures}"
-
-
-def test_without_nagios_a_warning_is_as_a_failure(manage: Manage) -> None:
-    parcels("")
-    done = manage("status", "warehouse.deliver", "--warn-if", "pending>0")
-    assert (done.code, "pending>0, got 1" in done.err) == (1, True)
-    assert manage("status", "warehouse.deliver", "--warn-if", "pending>1").code == 0
