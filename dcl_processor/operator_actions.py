@@ -12,6 +12,7 @@ from django.db.models import Model, Q, QuerySet
 
 from .candidates.question import Question, ask
 from .clock import DatabaseNow
+from .definition.kinds import rules_of
 from .definition.model_columns import check_columns
 from .exceptions import InvalidOption
 from .operator_states import claimed, default_age, is_given_up, is_pending, is_timeless, unsettled
@@ -116,20 +117,34 @@ def to_requeue(
     processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False
 ) -> Write:
     """Return what ``requeue()`` writes, and to which rows."""
-    if processor.reset is None:
+    put_back = values_to_put_back(processor)
+    if put_back is None:
         raise InvalidOption(
             f"{processor.name}: expected reset=… for requeue(), got a processor without reset; set "
             "it to the values that put a row back into pending."
         )
     question = _check_rows(processor, rows, "requeue")
-    reset = with_cleared_retry(processor, processor.reset)
+    reset = with_cleared_retry(processor, put_back)
     needs: list[Need] = []
+    if processor.reset is None:
+        needs.append(("not in pending: set reset=… to put it back", is_pending(question)))
     if not force:
         # Race: double claim. Under its lock, because a worker may have settled the row meanwhile:
         # a paid charge that is put back is paid twice, and so is one that is being paid now.
         why = "done, or not waiting yet; force puts it back, and repeats its effect"
         needs = [*may_be_at_work(processor), (why, unsettled(processor, question))]
     return Write(processor, question, rows, "requeue", needs, reset)
+
+
+def values_to_put_back(processor: Definition[Any]) -> Values | None:
+    """Return what puts a row back into ``pending``, apart from its retry; ``None``: not known.
+
+    Of a row that nothing but ``done`` takes out of ``pending``, only the attempts are cleared.
+    """
+    if processor.reset is not None or processor.retry is None:
+        return processor.reset
+    leaves = processor.claim or rules_of(processor).marked_by or processor._has_dead_letter
+    return None if leaves else {}
 
 
 def to_discard(

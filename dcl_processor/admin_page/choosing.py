@@ -21,6 +21,7 @@ from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_of, key_text
 from dcl_processor.management.acting import DISCARD, MARK_DONE, MISSING, REQUEUE, Action
 from dcl_processor.management.command_line import keys as parsed
+from dcl_processor.operator_actions import values_to_put_back
 from dcl_processor.operator_states import default_age, is_timeless
 from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
@@ -116,7 +117,7 @@ def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
         rows.question_of(processor, None)
     except Exception:  # noqa: BLE001  # no row of it can be chosen; the panel has the reason
         return {}
-    found = {} if processor.reset is None else {"requeue": False}
+    found = {} if values_to_put_back(processor) is None else {"requeue": False}
     if processor.claim is None or not is_timeless(processor):
         found |= {"mark_done": processor.done is None, "discard": processor.failed is None}
     return found

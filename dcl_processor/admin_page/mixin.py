@@ -23,6 +23,7 @@ from django.utils.safestring import SafeString
 from dcl_processor.checks.questions import check_lists
 from dcl_processor.definition.model_columns import written_columns
 from dcl_processor.masking import shown
+from dcl_processor.operator_actions import values_to_put_back
 from dcl_processor.processor import BatchProcessor
 
 from . import permissions
@@ -173,7 +174,7 @@ def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
     """Yield the actions that the processor's options allow, as Django calls them."""
     labels = {"process": "Process now", **permissions.LABELS}
     for name, label in labels.items():
-        if name == "requeue" and processor.reset is None:
+        if name == "requeue" and values_to_put_back(processor) is None:
             continue
         # Django formats a label.
         described = f"{label}: {processor.name}".replace("%", "%%")

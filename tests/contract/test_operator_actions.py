@@ -248,6 +248,29 @@ def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_
     assert written == Written([], [row.pk])
 
 
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_a_given_up_row_that_stays_in_pending_is_put_back_without_reset(make: Any) -> None:
+    """Only its attempts have to be cleared; a row that is done cannot be put back, with force."""
+    row, other = the.errands(2)
+
+    def work(each: Errand) -> None:
+        if each == row and not is_fixed.is_set():
+            raise ValueError("no route")
+
+    is_fixed = Event()
+    run = make(work, retry=the.retry(max_attempts=1))
+    assert_run(run(), processed=1, failed=1)
+    assert_run(run())
+    assert run.requeue(Errand.objects.all()) == 1
+    assert the.untouched(row)
+    assert run.requeue(Errand.objects.all(), force=True) == 1
+    assert the.state(other)["done"] is True
+    is_fixed.set()
+    assert_run(run(), processed=1)
+    assert run.requeue(Errand.objects.all(), force=True) == 0
+    assert Errand.objects.filter(done=True).count() == 2
+
+
 @pytest.mark.parametrize(("size", "tried"), [(1, 1), (2, 2), (10, 3)])
 def test_no_row_is_tried_after_a_stop_but_the_first_ones(
     monkeypatch: pytest.MonkeyPatch, size: int, tried: int
