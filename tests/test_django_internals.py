@@ -6,8 +6,11 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import django
+from django.db.backends.mysql.features import DatabaseFeatures
 from django.db.models import lookups, sql
 from django.db.models.fields import json, related_lookups
 
@@ -136,3 +139,13 @@ def test_djangos_own_lookups_are_in_the_modules_that_are_known() -> None:
     }
     assert found == known
     assert json.__name__ == "django.db.models.fields.json"
+
+
+def test_the_readme_names_no_mariadb_that_this_django_refuses() -> None:
+    connection: Any = SimpleNamespace(mysql_is_mariadb=True)
+    least = DatabaseFeatures(connection).minimum_database_version
+    readme = " ".join((CHECKOUT / "README.md").read_text(encoding="utf-8").split())
+    release = re.escape(".".join(django.__version__.split(".")[:2]))
+    said = re.search(rf"MariaDB,.* from ([0-9.]+) with Django (?:[0-9.]+ and )?{release}\b", readme)
+    assert said is not None
+    assert tuple(map(int, said[1].split("."))) >= least
