@@ -17,7 +17,6 @@ from dcl_processor.exceptions import InvalidOption
 from .processor import BatchProcessor
 
 M = TypeVar("M", bound=Model)
-Throttle = Callable[[], float | timedelta | bool | None]
 Handler = Callable[[M], Any] | Callable[[M, Any], Any]
 Opens = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 
@@ -55,7 +54,6 @@ def batch_processor(
     done: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = None,
     resource: Opens | None = None,
-    throttle: Throttle | None = None,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]:
     """Turn a function of one row into a processor; the function's name becomes the processor's.
@@ -63,8 +61,7 @@ def batch_processor(
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
     ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
-    takes the row out of ``pending``. ``throttle``: called before rows start; returns for how long
-    none may, as the method does. Every other option of ``BatchProcessor`` may be given too.
+    takes the row out of ``pending``. Every other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
         ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
@@ -90,7 +87,6 @@ def batch_processor(
         "get_done" if callable(done) else "done": done,
         "get_failed" if callable(failed) else "failed": failed,
         "resource": resource,
-        "throttle": throttle,
     }
     given |= options
     given = {name: value for name, value in given.items() if value is not None or name in options}

@@ -139,17 +139,6 @@ class Definition(Generic[M]):
         """
         return None
 
-    def throttle(self) -> float | timedelta | bool | None:
-        """Return whether no row may start now, for a reason that no failure shows.
-
-        For example because a replica lags, or a mail quota is used up. ``None`` or ``False``: rows
-        may start. ``True``: none for 30 seconds. A number of seconds, or a ``timedelta``, up to a
-        day: none for so long. Called before the first row of a run, and then at most once a second,
-        outside any transaction. A run waits up to 10 seconds; with more it ends, and its
-        ``stopped`` is "throttled".
-        """
-        return None
-
     def get_failed(self, row: M, error: Exception, /) -> Mapping[str, Any]:  # noqa: ARG002
         """Return what is written to a row that is given up on: the dead letter.
 

@@ -24,7 +24,6 @@ def check(processor: Definition[Any]) -> None:
     _check_pending(processor)
     _check_resource(processor)
     _check_handler(processor)
-    _check_throttle(processor)
     _check_flips(processor)
 
 
@@ -80,13 +79,6 @@ def _check_handler(processor: Definition[Any]) -> None:
         )
 
 
-def _check_throttle(processor: Definition[Any]) -> None:
-    throttle: Any = processor.throttle
-    fits = callable(throttle) and takes(throttle) and not inspect.iscoroutinefunction(throttle)
-    words = "a plain function without arguments that returns seconds, True or None"
-    expect(fits, f"{processor._label}: expected throttle", words, throttle)
-
-
 def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
         when = "awaited" if inspect.isasyncgenfunction(handler) else "called"
@@ -134,7 +126,7 @@ def takes(function: Any, *args: object) -> bool:
 
 
 #: What the user writes as functions.
-HOOKS = ("pending", "process", "process_batch", "resource", "throttle", "get_done", "get_failed")
+HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
 
 #: Parameters of one run, which belong in its call.
 PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")

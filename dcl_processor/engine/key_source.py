@@ -67,10 +67,10 @@ class KeySource(Source):
         with self._lock:
             if not self.has_candidates or room <= 0 or self._run.must_stop():
                 return None
-            sizes, holds = self._sizes(room), self._run.holds
+            sizes, overseer = self._sizes(room), self._run.overseer
             left = sum(sizes)
-            if holds is not None and left:
-                left = holds.take(left, whole=self._groups.whole)
+            if overseer is not None and left:
+                left = overseer.take(left, whole=self._groups.whole)
                 self._is_held = left <= 0
             shares: list[Share] = []
             while left > 0:
@@ -80,7 +80,7 @@ class KeySource(Source):
             if not shares:
                 return None
             keys = {pk: share.turn.key for share in shares for pk in share.pks}
-            window = holds.window if holds is not None else 0
+            window = overseer.window if overseer is not None else 0
             return Batch(self.question, Wanted([*keys], keys=keys), window, shares=shares)
 
     @property

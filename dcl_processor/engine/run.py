@@ -39,7 +39,7 @@ from dcl_processor.report import MOST_COUNTED, DryRun, Report, Stopped
 from dcl_processor.runner import limits
 from dcl_processor.runner.counters import Counters, attach_report, log_end
 from dcl_processor.runner.in_flight import Notes
-from dcl_processor.runner.limits import LONGEST_HOLD, Holds, refuse_without_ledger
+from dcl_processor.runner.limits import LONGEST_HOLD, refuse_without_ledger
 from dcl_processor.settlement.rehearsal import Rehearsal, RowRefused, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
@@ -90,9 +90,7 @@ class Run:
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
         self.processor = processor
-        self._calls_no_code_before_a_claim = self.limits.has_plain_stop and not processor._writes(
-            "throttle"
-        )
+        self._calls_no_code_before_a_claim = self.limits.has_plain_stop
         #: Whether something is written to a row that fails.
         self.notes_failures = processor._notes_failures
         self.filter = filter
@@ -107,7 +105,8 @@ class Run:
         #: Rows of one claim.
         self.size = processor.batch_size
         self.notes = Notes(processor.name)
-        self.holds: Holds | None = None
+        #: What may keep rows from starting besides, if the ledger is there.
+        self.overseer: oversight.Overseer | None = None
         self.slot: Slot | None = None
         self.stopped: Stopped | None = None
         #: Whether an interrupt, or an error that no row has caused, ended the work of a lane.
@@ -180,10 +179,9 @@ class Run:
         run_started.send_robust(type(self.processor), processor=self.processor, run_id=running.id)
         if observers.active:
             observers.tell("run_started", running)
-        overseer: oversight.Overseer | None = None
         ended_by: BaseException | None = None
         try:
-            overseer = self.oversee()
+            self.oversee()
             if not self.is_held_back():
                 self._drive()
                 self.source.finish()
@@ -201,7 +199,7 @@ class Run:
                 self.leave()  # each step may be repeated
                 raise
             finally:
-                report = self._conclude(running, overseer, ended_by)
+                report = self._conclude(running, ended_by)
                 ended_by = None  # or it would keep this frame, and this frame the error
                 self.forget_source()
         sender = type(self.processor)
@@ -227,12 +225,10 @@ class Run:
         at_once = self.event_loop is not None or self.hands_out
         return KeySource(self, question, groups, at_once=at_once)
 
-    def _conclude(
-        self, running: Running, overseer: oversight.Overseer | None, error: BaseException | None
-    ) -> Report:
+    def _conclude(self, running: Running, error: BaseException | None) -> Report:
         report = self.counters.report(self.stopped or "drained", self._open_failure.error)
-        if overseer is not None:
-            overseer.end(report, error)
+        if self.overseer is not None:
+            self.overseer.end(report, error)
         log_end(report)
         if observers.active:
             observers.tell("run_ended", running, report, error)
@@ -412,7 +408,7 @@ class Run:
             return False
         if self.slot is not None and not self.slot.is_held():
             return False
-        if self.holds is not None and self.holds.must_stop():
+        if self.overseer is not None and self.overseer.must_stop():
             return False
         if so_far and isinstance(so_far[-1][1], Failed | Lost):
             outcomes = {held.pk: outcome for held, outcome in so_far if outcome is not None}
@@ -443,8 +439,8 @@ class Run:
             self.stopped = self.limits.exceeded(self.counters.handled)
         if self.stopped is None and self.slot is not None:
             self.stopped = self._without(self.slot)
-        if self.stopped is None and self.holds is not None:
-            self.stopped = self._held_on(self.holds)
+        if self.stopped is None and self.overseer is not None:
+            self.stopped = self._held_by(self.overseer)
         return self.stopped is not None
 
     def _without(self, slot: Slot) -> Stopped | None:
@@ -456,27 +452,21 @@ class Run:
 
     # --- what may keep rows from starting besides
 
-    def oversee(self) -> oversight.Overseer | None:
-        """Return the overseer of the run, if there is one.
-
-        Raises ``Unsupported`` if the processor needs one and there is none.
-        """
-        overseer = oversight.of_run(self.processor, self.counters, hands_out=self.hands_out)
-        if overseer is None:
+    def oversee(self) -> None:
+        """Let the ledger oversee the run; raise ``Unsupported`` if it has to, and there is none."""
+        self.overseer = oversight.of_run(self.processor, self.counters, hands_out=self.hands_out)
+        if self.overseer is None:
             refuse_without_ledger(self.processor)
-        if overseer is not None or self.processor._writes("throttle"):
-            self.holds = Holds(self.processor, overseer)
-        return overseer
 
     def is_held_back(self) -> bool:
         """Return whether the run ends before it has looked for rows."""
-        if self.holds is not None:
-            self.stopped = self._held_on(self.holds)
+        if self.overseer is not None:
+            self.stopped = self._held_by(self.overseer)
         return self.stopped is not None
 
-    def _held_on(self, holds: Holds) -> Stopped | None:
+    def _held_by(self, overseer: oversight.Overseer) -> Stopped | None:
         """Return why no row may start any more; wait until rows may start, if that is soon."""
-        while (hold := holds.now()) is not None:
+        while (hold := overseer.hold()) is not None:
             if hold.wait is None or hold.wait > self.longest_hold:
                 return hold.stopped
             if self.source.is_busy:

@@ -95,8 +95,8 @@ class Source:
             size = min(self._room(min(room, 1) if self._alone else room), len(waiting))
             if size <= 0:
                 return None
-            holds = run.holds
-            if holds is not None and (size := holds.take(size)) <= 0:
+            overseer = run.overseer
+            if overseer is not None and (size := overseer.take(size)) <= 0:
                 self._is_held = True
                 return None
             # Other handlers of this run could not get the candidates that it leaves until its end.
@@ -109,7 +109,7 @@ class Source:
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
             self._tried.update(pks)
             self._in_flight.update(pks)
-            window = holds.window if holds is not None else 0
+            window = overseer.window if overseer is not None else 0
             return Batch(self.question, Wanted(pks, size), window)
 
     @property
@@ -230,7 +230,7 @@ class Source:
             behind = batch.wanted.pks[batch.wanted.limit :] if claimed is None else []
             if again or behind:
                 self._put_back([*again, *behind])
-            if self._run.holds is not None:
+            if self._run.overseer is not None:
                 self._give_tokens_back(batch, len(batch.ended) - len(again))
             self._lock.notify_all()
 
@@ -260,8 +260,8 @@ class Source:
         self._waiting.extendleft(reversed(pks))
 
     def _give_tokens_back(self, batch: Batch, started: int) -> None:
-        if self._run.holds is not None:
-            self._run.holds.give_back(batch.wanted.limit - started, batch.window)
+        if self._run.overseer is not None:
+            self._run.overseer.give_back(batch.wanted.limit - started, batch.window)
 
     def expect(self, batch: Batch) -> None:
         """Take note that the end of a batch is sent before the next claim of its lane."""

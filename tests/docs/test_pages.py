@@ -107,7 +107,6 @@ SENTENCES = {
     "docs/howto/define.md": [f"within windows of {scan.WINDOW} rows"],
     "docs/howto/operate.md": [
         f"A run waits up to {limits.LONGEST_HOLD:g} seconds",
-        f"`True` for {limits.HELD_FOR:g} seconds",
         f"Orders wait {models.LOCK_WAIT:g} seconds for a lock",
         f"deleted after {records.KEEP.days} days",
         f"`lost` after {WORD[records.LOST_AFTER]} without a heartbeat",

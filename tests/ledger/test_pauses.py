@@ -21,7 +21,6 @@ from dcl_processor.ledger.desk import UnreachableError
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, ensure
 from dcl_processor.ledger.tokens import Grant, Tokens
-from dcl_processor.runner import limits
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
@@ -202,7 +201,7 @@ def test_a_pause_until_a_time_that_is_over_is_refused(use_tz: bool, zone: Any) -
         assert orders._end(now + timedelta(hours=26)) is not None
 
 
-# --- ``rate`` over all machines, and ``throttle()``: two reasons for "not now"
+# --- ``rate``, over all machines
 
 
 RATED = "shop.slow"
@@ -410,52 +409,3 @@ def test_the_check_reports_options_that_need_the_ledger() -> None:
 def test_a_rate_is_a_number_of_rows(rate: Any) -> None:
     with pytest.raises(InvalidOption, match="expected rate to be a number of rows per second"):
         the.transactional(the.ignore, rate=rate)
-
-
-# --- the throttle
-
-
-def test_a_throttle_holds_rows_and_a_run_waits_for_a_short_one() -> None:
-    the.errands(2)
-    answers = iter([0.3, None])
-    report = the.transactional(the.ignore, throttle=lambda: next(answers, None))()
-    assert_run(report, processed=2)
-    assert report.duration >= 0.3
-
-
-@pytest.mark.parametrize("answer", [True, 60, timedelta(minutes=1)])
-def test_a_run_ends_at_a_long_one_before_it_has_looked(answer: Any) -> None:
-    the.errands(2)
-    report = the.transactional(the.ignore, throttle=lambda: answer)()
-    assert_run(report, stopped="throttled")
-    assert report.ok
-
-
-def test_a_throttle_is_asked_once_a_second_and_not_for_each_row() -> None:
-    the.errands(30)
-    asked: list[float] = []
-    report = the.transactional(the.ignore, throttle=lambda: asked.append(0.0))()
-    assert_run(report, processed=30)
-    assert len(asked) <= 1 + report.duration
-
-
-def test_a_throttle_is_asked_outside_any_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also between two batches, when the COMMIT of the last one may wait for the next claim."""
-    monkeypatch.setattr(limits, "ASK_EVERY", 0.0)
-    the.errands(10)
-    open_: list[bool] = []
-    handled: list[int] = []
-
-    def throttle() -> None:
-        committed = Errand.objects.using("other").filter(done=True).count()
-        open_.append(connection.in_atomic_block or committed < len(handled))
-
-    the.transactional(lambda row: handled.append(row.pk), throttle=throttle)()
-    assert len(open_) > 10
-    assert not any(open_)
-
-
-def test_what_a_throttle_returns_is_a_time() -> None:
-    the.errands(1)
-    with pytest.raises(InvalidOption, match="expected throttle"):
-        the.transactional(the.ignore, throttle=lambda: "soon")()

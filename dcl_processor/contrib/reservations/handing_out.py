@@ -71,7 +71,7 @@ class HandingOut(Run):
         with known_as(running):
             self.source = self.make_source(question)
             error: BaseException | None = None
-            overseer = self.oversee()
+            self.oversee()
             try:
                 if not self.is_held_back():
                     Lane(self, _hand_out).drive()
@@ -80,8 +80,8 @@ class HandingOut(Run):
                 raise
             finally:
                 report = self.counters.report(self.stopped or "drained", None)
-                if overseer is not None:
-                    overseer.end(report, error)
+                if self.overseer is not None:
+                    self.overseer.end(report, error)
                 error = None  # or it would keep this frame, and this frame the error
                 self.forget_source()
 
