@@ -1,7 +1,4 @@
-"""What ``processors run`` shows outside: its metrics, and whether its workers are alive.
-
-And ``processors metrics``: what only the database knows, as metrics for Prometheus.
-"""
+"""What ``processors run`` shows outside: its metrics, and whether its workers are alive."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -23,13 +19,9 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.visible import Notifier
 
-from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, add_time_limit, named_or_all
-from .output import Output
-from .status import joined, unknown
+from .command_line import USAGE_ERROR
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from dcl_processor.contrib.prometheus.exposition import Counts
     from dcl_processor.processes.pool import OnCounts
 
@@ -192,54 +184,3 @@ def published(
         yield health
     finally:
         health.close()
-
-
-# --- what only the database knows
-
-
-def _add_arguments(parser: CommandParser) -> None:
-    add_names(parser)
-    parser.add_argument(
-        "--metrics-file",
-        type=Path,
-        metavar="FILE",
-        help="Write to this file, for node_exporter's textfile collector, and not to stdout.",
-    )
-    add_time_limit(parser)
-
-
-def _read(output: Output, options: dict[str, Any]) -> None:
-    """Write the metrics; raise ``CommandError`` if one is absent that should be there."""
-    refuse_without_client("processors metrics")
-    from dcl_processor.contrib import prometheus  # an extra
-    from dcl_processor.contrib.prometheus import exposition
-
-    chosen, left_out = named_or_all(options["names"])
-    output.left_out(left_out)
-    found = prometheus.read(chosen, using=options["using"], seconds=options["timeout"])
-    metrics = list(prometheus.gauges(found))
-    path: Path | None = options["metrics_file"]
-    if path is None:
-        output.answer(_document(metrics), [exposition.text(metrics)])
-    else:
-        try:
-            exposition.write(path, metrics)
-        except OSError as error:
-            raise unwritable("--metrics-file", path, error) from error
-    if not_known := unknown(found, left_out):
-        raise CommandError(joined(not_known), returncode=NOT_FOUND_OUT)
-
-
-def _document(metrics: Sequence[Metric]) -> list[dict[str, Any]]:
-    return [
-        {"name": sample.name, "labels": sample.labels, "value": sample.value}
-        for metric in metrics
-        for sample in metric.samples
-    ]
-
-
-METRICS = SimpleNamespace(
-    HELP="Read what waits and what is stuck from the database, as metrics for Prometheus.",
-    add_arguments=_add_arguments,
-    handle=_read,
-)

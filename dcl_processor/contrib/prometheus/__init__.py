@@ -6,7 +6,7 @@ Three sources, for three kinds of processes:
   ``--metrics-file``.
 - In a program that calls ``run()`` itself, such as a Celery worker or a web server, ``register()``
   adds the metrics to the program's registry; in the client's multi-process mode, too.
-- The numbers that only the database knows: ``processors metrics``, and ``gauges_view()``.
+- The numbers that only the database knows: ``gauges_view()``.
 
 The names and labels are in the documentation, and in the dashboard and the alert rules of the
 folder ``monitoring``; a test compares them. A label never has a primary key, a host or a message.
@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.insights import status as insights
-from dcl_processor.insights.answer import TIMEOUT, Answer, How
+from dcl_processor.insights.answer import Answer, How
 from dcl_processor.observers import Observer
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.registry import processors
@@ -92,22 +92,15 @@ class Gauges(Collector):
         """Return the metrics; scrapes that come at once wait for one reading."""
         with self._lock:
             if time.monotonic() - self._read_at >= FRESH_FOR:
-                found = read(self._processors(), using=None, seconds=TIMEOUT)
-                self._metrics = list(gauges(found))
+                self._metrics = list(gauges(_read(self._processors())))
                 # From the end of the reading, which may take long itself.
                 self._read_at = time.monotonic()
             return list(self._metrics)
 
 
-def read(
-    processors: Iterable[BatchProcessor[Any]], *, using: str | None, seconds: float
-) -> list[insights.Status]:
-    """Ask the database about each processor; ``seconds``: the time limit of each question."""
+def _read(processors: Iterable[BatchProcessor[Any]]) -> list[insights.Status]:
     down: dict[str, str] = {}
-    return [
-        insights.status(each, using=using, seconds=seconds, only=[*GAUGES], down=down)
-        for each in processors
-    ]
+    return [insights.status(each, only=[*GAUGES], down=down) for each in processors]
 
 
 def gauges(found: Iterable[insights.Status]) -> Iterator[Metric]:

@@ -59,7 +59,6 @@ MODULES: dict[str, Any] = {
     "history": controlling.HISTORY,
     "explain": explaining.EXPLAIN,
     "doctor": explaining.DOCTOR,
-    "metrics": metering.METRICS,
 }
 
 
