@@ -48,41 +48,29 @@ def added(one: Samples, other: Samples) -> Samples:
     return both
 
 
-def handing_over(
-    read: Callable[[], Samples], take: Callable[[Samples], object]
-) -> Callable[[], bool]:
-    """Return a function that lets ``take`` have what is new, and returns whether anything is.
-
-    What ``take`` raised for is new at the next call, too.
-    """
-    before: Samples = {}
-
-    def hand_over() -> bool:
-        nonlocal before
-        now = read()
-        new = {
-            key: value if key[0] == LAST_SUCCESS else value - before.get(key, 0.0)
-            for key, value in now.items()
-            if value != before.get(key)
-        }
-        if new:
-            take(new)
-            before = now
-        return bool(new)
-
-    return hand_over
-
-
 @contextmanager
 def sent(send: Callable[[Samples], None], counter: Any) -> Iterator[None]:
     """Send what ``counter`` counts in the block, each second and at its end.
 
     It is an observer that has ``samples()``.
     """
-    hand_over = handing_over(counter.samples, send)
+    before: Samples = {}
+
+    def hand_over() -> None:
+        nonlocal before
+        now: Samples = counter.samples()
+        new = {
+            key: value if key[0] == LAST_SUCCESS else value - before.get(key, 0.0)
+            for key, value in now.items()
+            if value != before.get(key)
+        }
+        if new:
+            send(new)
+            before = now
+
     observers.add(counter)
     try:
-        with repeated(hand_over, INTERVAL):
+        with _repeated(hand_over, INTERVAL):
             yield
     finally:
         observers.remove(counter)
@@ -90,7 +78,7 @@ def sent(send: Callable[[Samples], None], counter: Any) -> Iterator[None]:
 
 
 @contextmanager
-def repeated(call: Callable[[], object], seconds: float) -> Iterator[None]:
+def _repeated(call: Callable[[], object], seconds: float) -> Iterator[None]:
     """Call the function each so many seconds, in a thread, until the block ends.
 
     An idle worker has no other moment for it: it may wait for its next row for an hour.

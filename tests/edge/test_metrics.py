@@ -12,9 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -29,13 +27,13 @@ import dcl_processor.contrib
 from dcl_processor import metrics, observers, registry
 from dcl_processor.contrib import prometheus
 from dcl_processor.contrib.prometheus import exposition
-from dcl_processor.contrib.prometheus.exposition import Counts, add_to_file
+from dcl_processor.contrib.prometheus.exposition import Counts
 from dcl_processor.management import metering
 from dcl_processor.metrics import Samples, sent
 from tests.edge.manage import CHECKOUT, Install, Manage, python, started
 from tests.edge.watchers import parcels
 from tests.models import Parcel
-from tests.waiting import PATIENCE, take, until, wait
+from tests.waiting import PATIENCE, until, wait
 from tests.warehouse.processors import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -92,19 +90,15 @@ def processed(found: Samples, name: str) -> float:
     return found.get((f"{metrics.ROWS}_total", (("outcome", "processed"), ("processor", name))), 0)
 
 
-def shown(found: Samples) -> Any:
-    return samples(exposition.text(exposition.families(found)))
-
-
-def test_samples_are_added_to_those_in_the_file(tmp_path: Path) -> None:
-    path, later = tmp_path / "dcl.prom", 1_800_000_000.0
-    for each in (full(), full("shop.b"), full("shop.c"), full(success=later)):
-        add_to_file(path, each)
-    found = samples(path.read_text())
-    both = {
+def test_what_workers_send_is_added_up() -> None:
+    later = 1_800_000_000.0
+    counts = Counts()
+    for each in (full(), full("shop.b"), full(success=later)):
+        counts.add(each)
+    twice = {
         key: value if value == later else 2 * value for key, value in full(success=later).items()
     }
-    assert found == shown({**both, **full("shop.b"), **full("shop.c")})
+    assert counts.samples() == {**twice, **full("shop.b")}
 
 
 def test_a_value_at_a_bound_is_in_its_bucket() -> None:
@@ -144,102 +138,15 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
     assert [processed(each, "shop.a") for each in messages] == [1]
 
 
-# --- the file
-
-
-def test_a_file_whose_lock_another_process_keeps_costs_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That process may be stopped. One warning, and no count is lost when it goes on."""
-    path = tmp_path / "dcl.prom"
-    monkeypatch.setattr(exposition, "LOCKED_WITHIN", 0.05)
-    monkeypatch.setattr(metering, "INTERVAL", 0.01)
-    tries = SimpleQueue[None]()
-    flock = exposition.fcntl.flock
-
-    def locked(*how: Any) -> None:
-        tries.put(None)
-        flock(*how)
-
-    monkeypatch.setattr(exposition.fcntl, "flock", locked)
-    options: dict[str, Any] = {"metrics_port": None, "metrics_file": path}
-    with path.with_name("dcl.prom.lock").open("a") as other:
-        flock(other, exposition.fcntl.LOCK_EX)
-        with metering.exported(["shop.a"], options) as on_counts:
-            assert on_counts is not None
-            on_counts(full())
-            for _ in range(20):
-                take(tries, "another try")
-            assert not path.exists()
-            flock(other, exposition.fcntl.LOCK_UN)
-    (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
-    assert f"another process has kept {path}.lock for 0.05 s" in told.getMessage()
-    assert samples(path.read_text()) == shown(full())
-
-
-def test_commands_add_to_the_file(tmp_path: Path, manage: Manage) -> None:
-    path = tmp_path / "dcl.prom"
-    parcels("", "")
-    assert manage("run", "warehouse.deliver", "--metrics-file", str(path)).code == 0
-    first = path.read_text()
-    assert rows(first) == {"processed": 2}
-    parcels("", "broken")
-    assert manage("run", "warehouse.deliver", "--metrics-file", str(path)).code == 1
-    second = path.read_text()
-    assert rows(second) == {"processed": 3, "failed": 1}
-    success = "dcl_processor_last_success_timestamp_seconds"
-    assert samples(second)[success] == samples(first)[success]
-    assert time.time() - 60 < next(iter(samples(first)[success].values())) <= time.time()
-    count = "dcl_processor_handler_duration_seconds_count"
-    assert [*samples(second)[count].values()] == [4.0]
-    assert {each.name for each in tmp_path.iterdir()} == {"dcl.prom", "dcl.prom.lock"}
-
-
-def test_two_commands_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "dcl.prom"
-
-    def add(_: int) -> None:
-        add_to_file(path, full())
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(add, range(40)))
-    assert rows(path.read_text(), "shop.a")["processed"] == 200
-
-
-OTHER_BOUNDS = "\n".join(
-    f'{exposition.HANDLER}_bucket{{processor="shop.a",le="{bound}"}} 7.0'
-    for bound in ("9.0", "+Inf")
-)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("{", 'x{processor="a"} nothing', "\x00"),
-        f"# TYPE {exposition.HANDLER} histogram\n{OTHER_BOUNDS}\n",
-    ],
-)
-def test_a_file_with_other_contents_is_replaced(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "dcl.prom"
-    path.write_text(content)
-    add_to_file(path, full())
-    assert samples(path.read_text()) == shown(full())
-
-
-def test_the_workers_of_a_command_are_counted_by_their_parent(
-    tmp_path: Path, manage: Manage
-) -> None:
+def test_the_workers_of_a_command_are_counted_by_their_parent(installed: None) -> None:
     parcels(*[""] * 5, "broken")
-    path = tmp_path / "dcl.prom"
-    done = manage("run", "warehouse.deliver", "--workers", "2", "--metrics-file", str(path))
-    assert done.code == 1, done.err
-    found = rows(path.read_text())
-    assert found["processed"] == 5
-    assert found["failed"] >= 1  # both workers may have tried it
-    text = path.read_text()
-    [handled] = samples(text)["dcl_processor_handler_duration_seconds_count"].values()
-    assert handled == sum(found.values())
-    assert "dcl_processor_last_success_timestamp_seconds" not in samples(text)
+    counts = Counts()
+    pool.run(deliver, workers=2, stop=Stop(), on_counts=counts.add)
+    found = counts.samples()
+    assert processed(found, deliver.name) == 5
+    names = {name for name, _ in found}
+    assert f"{exposition.HANDLER}_count" in names
+    assert metrics.LAST_SUCCESS not in names
 
 
 # --- the port
@@ -562,15 +469,7 @@ def test_no_label_has_a_key_a_host_or_a_message() -> None:
     assert set.union(*exposed().values()) == {"processor", "outcome", "le"}
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--metrics-file", ""),
-        ("--metrics-file", "/"),
-        ("--metrics-file", "/nowhere/dcl.prom"),
-        ("--metrics-port", "a..b:9100"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value"), [("--metrics-port", "a..b:9100")])
 def test_a_place_that_cannot_be_is_a_mistake_in_the_command_line(
     manage: Manage, option: str, value: str
 ) -> None:

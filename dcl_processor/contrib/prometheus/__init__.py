@@ -2,8 +2,7 @@
 
 Three sources, for three kinds of processes:
 
-- ``processors run`` counts for itself and for the workers that it starts: ``--metrics-port`` and
-  ``--metrics-file``.
+- ``processors run`` counts for itself and for the workers that it starts: ``--metrics-port``.
 - In a program that calls ``run()`` itself, such as a Celery worker or a web server, ``register()``
   adds the metrics to the program's registry; in the client's multi-process mode, too.
 - The numbers that only the database knows: ``gauges_view()``.

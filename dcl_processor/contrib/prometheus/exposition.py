@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-    start_http_server,
-    write_to_textfile,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
 from dcl_processor.metrics import AGES, DURATIONS, LAST_SUCCESS, ROWS, Samples, added, succeeded
 from dcl_processor.observers import Handling, Observer
@@ -148,11 +134,11 @@ def families(samples: Samples) -> Iterator[Metric]:
 class _Source(Collector):
     """Has metrics, as a registry has them."""
 
-    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, read: Callable[[], Samples]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        return self._read()
+        return families(self._read())
 
 
 def serve(read: Callable[[], Samples], address: str, port: int) -> Callable[[], None]:
@@ -161,7 +147,7 @@ def serve(read: Callable[[], Samples], address: str, port: int) -> Callable[[], 
     Raises ``OSError`` if the port cannot be had.
     """
     own = CollectorRegistry()
-    own.register(_Source(lambda: families(read())))
+    own.register(_Source(read))
     server, thread = start_http_server(port, addr=address, registry=own)
 
     def stop() -> None:
@@ -170,64 +156,3 @@ def serve(read: Callable[[], Samples], address: str, port: int) -> Callable[[], 
         thread.join()
 
     return stop
-
-
-# --- a file for node_exporter's textfile collector, to which commands add what they have counted
-#
-# A command that cron starts counts from 0. Were its counts written as they are, Prometheus would
-# take each run for a restart, and a run that failed would remove the time of the last success. So
-# the file is read before it is written, under a lock, because two commands may write to it.
-
-
-# Windows has no fcntl: there two commands must not write to one file.
-fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
-
-
-#: Seconds to wait for the lock, and between two looks at it.
-LOCKED_WITHIN, PAUSE = 5.0, 0.02
-
-
-def add_to_file(path: Path, samples: Samples) -> None:
-    """Add samples to those in the file; readers see the old file, or the new one.
-
-    Raises ``OSError`` if the file cannot be written, and ``TimeoutError`` if another process keeps
-    its lock. A file with other contents is replaced, such as buckets of another version.
-    """
-    with _locked(path.with_name(f"{path.name}.lock")):
-        write(path, families(added(_read(path), samples)))
-
-
-def _read(path: Path) -> Samples:
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = _samples(text_string_to_metric_families(text))
-    except (FileNotFoundError, ValueError):
-        return {}
-    bounds = {dict(labels).get("le") for _, labels in found}
-    return found if bounds <= {None, "+Inf", *map(str, (*DURATIONS, *AGES))} else {}
-
-
-@contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    until = time.monotonic() + LOCKED_WITHIN
-    with lock.open("a") as file:
-        # Never waits in the kernel, where it could wait without limit: the process that has the
-        # lock may be stopped.
-        while fcntl is not None:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() >= until:
-                raise TimeoutError(f"another process has kept {lock} for {LOCKED_WITHIN:g} s")
-            time.sleep(PAUSE)
-        yield
-
-
-def write(path: Path, metrics: Iterable[Metric]) -> None:
-    """Write metrics to a file beside the one at ``path``, and rename it; raises ``OSError``."""
-    write_to_textfile(str(path), _Source(lambda: metrics))
-
-
-def text(metrics: Iterable[Metric]) -> str:
-    """Return metrics as an exposition."""
-    return generate_latest(_Source(lambda: metrics)).decode().rstrip("\n")
