@@ -55,13 +55,15 @@ def exported(names: Sequence[str], options: dict[str, Any]) -> Iterator[OnCounts
         yield None
         return
     try:
-        from dcl_processor.contrib.prometheus.exposition import Counts  # an extra
+        import prometheus_client  # noqa: F401  # an extra
     except ImportError as error:
         raise CommandError(
             "expected the package prometheus-client for --metrics-port, got none; install "
             "dcl-processor[prometheus].",
             returncode=USAGE_ERROR,
         ) from error
+    from dcl_processor.contrib.prometheus.exposition import Counts  # as above
+
     counts = Counts(names)
     end = _served(counts, *port)
     observers.add(counts)
