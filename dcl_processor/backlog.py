@@ -63,5 +63,4 @@ def question_of(
         filter=filter,
         using=using or processor.using,
         due=due,
-        flips=processor._locked_columns,
     )

@@ -103,8 +103,8 @@ def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None
         question = ask(processor.pending, label=processor.name, using=using or processor.using)
     except Exception:  # noqa: BLE001  # the error that is being explained, in most cases
         return None
-    alias = question.using
-    return _unreachable(alias) or _unmigrated(connections[alias], question.tables)
+    alias, parents = question.using, question.model._meta.all_parents
+    return _unreachable(alias) or _unmigrated(connections[alias], (question.model, *parents))
 
 
 def _unreachable(alias: str) -> str | None:

@@ -24,7 +24,7 @@ from .database.time_limit import lock_timeout
 from .definition.model_columns import named_columns
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
-from .locking.row_locks import lock_free, settlement_transaction, written_parts
+from .locking.row_locks import lock_free, settlement_transaction
 from .masking import shown
 from .operator_states import digest, flag, is_pending, is_same, plain
 from .settlement.writing import NotWritten, not_written
@@ -160,8 +160,7 @@ class Write:
         using, seconds = self.question.using, max(LEAST, end - time.monotonic())
         try:
             with settlement_transaction(using), lock_timeout(using, seconds, waits_alone=True):
-                tables = written_parts(self.question.model, self.values)
-                free = lock_free(self.question, some, tables)
+                free = lock_free(self.question, some)
                 done = self._compare_and_write(chosen, free)
         except (DatabaseError, NotWritten) as error:
             is_locked = is_contention(error)

@@ -109,19 +109,6 @@ class Ride(LeaseColumn):
     sent = models.BooleanField(default=False)
 
 
-class Freight(models.Model):
-    """A parent that holds the flag; its child holds the lease and the time of the claim."""
-
-    done = models.BooleanField(default=False)
-    dead = models.BooleanField(default=False)
-    claimed = models.BooleanField(default=False)
-    result = models.CharField(max_length=50, default="")
-
-
-class Express(RetryColumns, LeaseColumn, Freight):
-    claimed_at = models.DateTimeField(null=True)
-
-
 class VisibleManager(models.Manager["Crate"]):
     def get_queryset(self) -> models.QuerySet[Crate]:
         return super().get_queryset().filter(hidden=False)
@@ -185,16 +172,6 @@ class Watched(LeaseColumn):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.loaded = (self.state, self.note)
-
-
-class WatchedChild(Watched):
-    size = models.IntegerField(default=0)
-
-
-class Caravan(Trailer):
-    """A grandchild whose grandparent has another key than itself."""
-
-    beds = models.IntegerField(default=2)
 
 
 class OpenParcel(models.Model):

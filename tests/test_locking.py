@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import F, Model, QuerySet
 from django.db.models.signals import post_init
 
@@ -16,15 +16,15 @@ from dcl_processor.engine.claim import claim
 from dcl_processor.engine.session import Session
 from dcl_processor.engine.settlement import Wanted
 from dcl_processor.exceptions import InvalidPending
-from tests.models import Caravan, Depot, Parcel, RoadTrain, Scan, Trailer, Vehicle
+from tests.models import Depot, Parcel, RoadTrain, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 @contextmanager
-def locked(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Iterator[Any]:
+def locked(queryset: QuerySet[Any], pk: Any) -> Iterator[Any]:
     """Claim a row for the block, and yield it, or why it was missed."""
-    question = ask(queryset, label="test", flips=flips)
+    question = ask(queryset, label="test")
     session = Session(question.using, "test")
     try:
         got = claim(session, question, Wanted([pk]), None)
@@ -35,24 +35,10 @@ def locked(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Iterator[Any]:
         session.rollback()
 
 
-def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
+def claimed(queryset: QuerySet[Any], pk: Any) -> Any:
     """Return the row, or why it was missed."""
-    with locked(queryset, pk, flips) as held:
+    with locked(queryset, pk) as held:
         return held if isinstance(held, str) else held.row
-
-
-def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
-    for _ in range(3):
-        Vehicle.objects.create()
-    Trailer.objects.create(inspected=True)
-    row = Caravan.objects.create()
-    assert row.pk != row.vehicle_id
-    with locked(Caravan.objects.filter(inspected=False), row.pk) as held:
-        assert isinstance(held.row, Caravan)
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT id FROM tests_vehicle FOR NO KEY UPDATE SKIP LOCKED")
-            free = {key for (key,) in cursor.fetchall()}
-    assert set(Vehicle.objects.values_list("pk", flat=True)) - free == {row.vehicle_id}
 
 
 @pytest.mark.parametrize("rows", [{"sent": False}, {"depot__open": True}])

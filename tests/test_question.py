@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,10 +29,9 @@ from django.db.models.functions import Now, Rank, RowNumber, TruncYear, Upper
 from django.db.models.lookups import Exact
 from django.test.utils import override_settings, register_lookup
 
-from dcl_processor.candidates.question import ask, is_own_table, tables_of
+from dcl_processor.candidates.question import ask, is_own_table
 from dcl_processor.exceptions import InvalidPending
 from tests.models import (
-    Caravan,
     Depot,
     Letter,
     Message,
@@ -40,7 +39,6 @@ from tests.models import (
     Parcel,
     Priced,
     QuietParcel,
-    RoadTrain,
     Scan,
     Seat,
     Trailer,
@@ -228,45 +226,6 @@ def test_a_related_managers_queryset_is_locked_where_its_instance_lives() -> Non
     assert ask(near.parcels.all(), label="test").using == "other"
     assert ask(near.parcels.all(), label="test", using="default").using == "default"
     assert ask(parcels.using("other"), label="test").using == "other"
-
-
-def names(tables: Iterable[type[models.Model]]) -> list[str]:
-    return [table.__name__ for table in tables]
-
-
-@pytest.mark.parametrize(
-    ("queryset", "flips", "tables"),
-    [
-        (Truck.objects.filter(weighed=False), ["weighed"], ["Truck"]),
-        (Truck.objects.filter(weighed=False), ["inspected"], ["Truck", "Vehicle"]),
-        (Truck.objects.filter(inspected=False), ["weighed"], ["Truck", "Vehicle"]),
-        (Truck.objects.filter(weighed=False), None, ["Truck", "Vehicle"]),
-        (Truck.objects.filter(pk=3), ["weighed"], ["Truck"]),
-        (Truck.objects.order_by("plate"), ["weighed"], ["Truck"]),
-        (Truck.objects.exclude(inspected=True), ["weighed"], ["Truck", "Vehicle"]),
-        (Truck.objects.filter(Q(plate=F("load"))), ["weighed"], ["Truck", "Vehicle"]),
-        (Truck.objects.annotate(p=Upper("plate")), ["weighed"], ["Truck", "Vehicle"]),
-        (
-            Truck.objects.filter(Exists(Vehicle.objects.filter(plate=OuterRef("plate")))),
-            ["weighed"],
-            ["Truck", "Vehicle"],
-        ),
-        (RoadTrain.objects.filter(length=1), ["length"], ["RoadTrain"]),
-        (RoadTrain.objects.filter(inspected=False), ["length"], ["RoadTrain", "Vehicle"]),
-        (RoadTrain.objects.filter(weighed=False), ["length"], ["RoadTrain", "Truck"]),
-        (RoadTrain.objects.filter(length=1), ["weighed"], ["RoadTrain", "Truck"]),
-        (Caravan.objects.filter(inspected=False), ["beds"], ["Caravan", "Vehicle"]),
-        (Caravan.objects.filter(beds=1), ["inspected"], ["Caravan", "Vehicle"]),
-        (Parcel.objects.filter(depot__open=True), ["sent"], ["Parcel"]),
-        (QuietParcel.objects.filter(sent=False), None, ["Parcel"]),
-    ],
-    ids=lambda value: f"{value.query.where}"[:70] if isinstance(value, QuerySet) else str(value),
-)
-def test_i4_tables_are_those_that_hold_a_column_of_the_question_or_the_flip(
-    queryset: QuerySet[Any], flips: list[str] | None, tables: list[str]
-) -> None:
-    assert sorted(names(tables_of(queryset, flips))) == tables
-    assert names(tables_of(queryset, flips))[0] == tables[0]
 
 
 @pytest.mark.django_db

@@ -30,7 +30,7 @@ from tests.contract.support.parcels import processor
 from tests.contract.support.sessions import connected, end_session, until_ended
 from tests.contract.support.slots import holders
 from tests.edge.manage import alias
-from tests.models import Parcel, Scan, Trailer, Truck, Vehicle
+from tests.models import Parcel, Scan
 from tests.test_pools import pooled
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -242,28 +242,6 @@ def test_the_only_lock_of_a_row_may_be_that_of_a_foreign_key(session: Open) -> N
     assert said == "a session has locked it, or has only inserted a row that refers to it"
     assert rows.show(RUN, parcel.pk, with_probe=True).reason == "a run would handle it now"
     assert RUN(wait_for_locked=0).processed == 1
-
-
-@pytest.mark.parametrize("model", [Truck, Trailer])
-def test_the_part_of_a_row_in_its_parents_table_is_looked_at_as_well(
-    session: Open, model: type[Any]
-) -> None:
-    """The key of a trailer is not that of its part there."""
-    Vehicle.objects.create(inspected=True)
-    row = model.objects.create()
-    run: BatchProcessor[Any] = batch_processor(
-        pending=model.objects.filter(inspected=False), done={"inspected": True}
-    )(the.ignore)
-    other = session("web")
-    other.execute("BEGIN", "SELECT 1 FROM tests_vehicle WHERE NOT inspected FOR UPDATE")
-    answer = locked(rows_.question_of(run, None), [row.pk])
-    assert answer.value is not None
-    assert (answer.value.rows, pids(answer.value.holders)) == (1, [other.pid])
-    shown = rows.show(run, row.pk, with_probe=True)
-    assert shown.probed is not None
-    assert shown.probed.value is not None
-    assert shown.probed.value.is_locked
-    assert run(wait_for_locked=0).processed == 0
 
 
 def test_with_more_pending_rows_than_are_looked_at_no_lock_is_not_the_answer(session: Open) -> None:

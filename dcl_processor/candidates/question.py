@@ -48,8 +48,6 @@ class Question(Generic[M]):
     unfiltered: QuerySet[M, M]
     #: The concrete model whose rows are locked.
     model: type[M]
-    #: The models whose tables hold the row's own columns, each with the row's primary key.
-    tables: tuple[type[Model], ...]
     using: str
     own_table: bool
     #: The statements that were compiled for this window.
@@ -153,15 +151,13 @@ def ask(
     filter: Q | None = None,
     using: str | None = None,
     due: Callable[[type[Model]], Q | None] | None = None,
-    flips: Iterable[str] | None = (),
     defer: Collection[str] = (),
     writes: dict[type[Model], StatementCache] | None = None,
 ) -> Question[Any]:
     """Return the question for the next window.
 
     ``source``: a queryset or a callable that returns one. ``due``: returns, for the model, the
-    processor's own condition for a row that may be tried now. ``flips``: the columns by whose
-    tables a row is locked, because claims and flips write them; ``None``: not known beforehand.
+    processor's own condition for a row that may be tried now.
     ``defer``: columns that are not loaded for the handler's instance. ``writes``: by model, the
     statements of other windows that write rows. Raises ``InvalidPending`` for a queryset whose rows
     cannot be locked and checked one by one.
@@ -187,7 +183,6 @@ def ask(
         queryset=queryset,
         unfiltered=unfiltered,
         model=model,
-        tables=tables_of(queryset, flips),
         using=alias,
         # Race: stale second check. Only for such a question may the lock check it as well.
         own_table=is_own_table(queryset),
@@ -248,41 +243,6 @@ def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
         or any(f.model._meta.concrete_model is not concrete for f in concrete._meta.concrete_fields)
     )
     return plain and _reads_only(query.where, {query.base_table})
-
-
-def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tuple[type[Model], ...]:
-    """Return the models whose tables hold the row's own columns, the row's model first.
-
-    With multi-table inheritance a row has a part in each parent's table. A parent is included only
-    if its table has a column of the question, or one of ``flips`` (``None``: unknown columns).
-    """
-    # The UPDATE of a part that is not locked would wait for the session that has locked it.
-    model = queryset.model._meta.concrete_model
-    assert model is not None
-    query = queryset.query
-    asked = {
-        query.alias_map[column.alias].table_name
-        for expression in (query.where, *query.annotations.values())
-        for column in _columns_in(expression)
-        if column.alias in query.alias_map
-    }
-    flipped = {
-        field.model._meta.db_table
-        for field in model._meta.concrete_fields
-        if flips is None or {field.name, field.attname} & {*flips}
-    }
-    parents = (parent for parent in model._meta.all_parents if not parent._meta.proxy)
-    return (model, *(p for p in parents if p._meta.db_table in asked | flipped))
-
-
-def _columns_in(expression: Any) -> Iterator[Col]:
-    if isinstance(expression, Col):
-        yield expression
-        return
-    for source in getattr(expression, "get_source_expressions", list)():
-        yield from _columns_in(source)
-    # The columns that a subquery takes from the outer query.
-    yield from getattr(expression, "get_external_cols", list)()
 
 
 # --- the conditions that have the same result for all rows after a flip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -22,7 +22,6 @@ from dcl_processor.values import seconds
 
 from . import functions, validation
 from .kinds import Delivery, Lease
-from .model_columns import named_columns
 from .retry import Retry
 
 M = TypeVar("M", bound=Model)
@@ -169,16 +168,6 @@ class Definition(Generic[M]):
     def _has_fixed_flip(self) -> bool:
         """Whether the flip is ``done``, whatever the handler returns."""
         return self.done is not None and not self._writes("get_done")
-
-    @functools.cached_property
-    def _locked_columns(self) -> Collection[str] | None:
-        """The columns by whose tables a row is locked, ``None`` if not all of them are known.
-
-        These are the columns that a claim or a settlement writes, and the key of the row's group.
-        """
-        if not self._has_fixed_flip or self._writes("get_failed"):
-            return None
-        return {*named_columns(self), *filter(None, [self.group_by])}
 
     def _due(self, model: type[Model]) -> Q | None:
         """Return the conditions for a row besides ``pending``; the user never writes them."""

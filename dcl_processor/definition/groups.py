@@ -21,6 +21,7 @@ from dcl_processor.exceptions import InvalidOption
 from dcl_processor.values import Values, constants_of
 
 from .kinds import Lease
+from .model_columns import in_parents_table
 
 if TYPE_CHECKING:
     from .definition import Definition
@@ -122,6 +123,8 @@ def _key_column(processor: Definition[Any], model: type[Model]) -> Any:
             f"{named} a column or a forward relation of {model._meta.label}, got no such column; "
             f"the columns are {', '.join(f.name for f in model._meta.concrete_fields)}."
         )
+    if sentence := in_parents_table(model, column):
+        raise InvalidOption(f"{named} a column {sentence}")
     target = _target(column)
     collation = getattr(target, "db_collation", None)
     if not isinstance(target, KINDS) or isinstance(target, DateTimeField) or collation:

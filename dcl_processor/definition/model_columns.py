@@ -119,12 +119,25 @@ def check_columns(values: Values, model: type[Model], label: str, option: str = 
                 f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
                 f"which is {'the primary key' if is_key else 'generated'}."
             )
+        if sentence := in_parents_table(model, columns[name]):
+            raise InvalidDone(f"{label}: expected {option} to name columns {sentence}")
         if more := _set_beside(model, columns[name], value) - {columns[n].attname for n in values}:
             raise InvalidDone(
                 f"{label}: expected {option} to name {' and '.join(sorted(more))} beside {name}, "
                 f"whose value sets both columns, got {name} alone, and an update would write that "
                 "column alone; name both."
             )
+
+
+def in_parents_table(model: type[Model], column: Any) -> str | None:
+    """Return the end of a sentence that refuses a column of a parent, of another table."""
+    parent = column.model._meta.concrete_model
+    if parent is model._meta.concrete_model:
+        return None
+    return (
+        f"in the table of {model._meta.label} itself, got {column.name!r}, which is in that of "
+        f"{parent._meta.label}; write the processor over {parent._meta.label}."
+    )
 
 
 def _set_beside(model: type[Model], column: Any, value: Any) -> set[str]:
@@ -160,6 +173,8 @@ def expect_column(
     column = {field.name: field for field in model._meta.concrete_fields}.get(name)
     fits = isinstance(column, kind) and not column.primary_key and not column.generated
     if fits and null in (None, column.null):  # type: ignore[union-attr]  # it fits: it is one
+        if sentence := in_parents_table(model, column):
+            raise InvalidOption(f"{named} to name a column {sentence}")
         return
     raise InvalidOption(
         f"{named} to name {words} of {model._meta.label}, got {_kind_of(column)}; add the column, "

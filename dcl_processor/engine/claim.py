@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import KeyList, Question, RowFilter
 from dcl_processor.compiled_sql.claims import CompiledSelect, RowBuilder
@@ -21,7 +21,7 @@ from dcl_processor.compiled_sql.update import look_sql
 from dcl_processor.database.connection import has_id
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.isolation import refuse_without_transactions
-from dcl_processor.locking.row_locks import database_lock, parts_of, rows_with
+from dcl_processor.locking.row_locks import database_lock, keys_in
 
 from .session import Session
 from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement, Wanted
@@ -80,25 +80,24 @@ def claim(
 def _claim_spanning(
     send: Send, session: Session, question: Question[Any], wanted: Wanted
 ) -> Claimed:
-    pks, locks = wanted.pks, _locks(question, wanted)
+    pks, lock = wanted.pks, _lock(question, wanted)
     ask = _asking(question, pks)
-    statements = [statement for _, _, statement in locks]
     # Race: stale second check. The snapshot of the locking statement is older than the lock, and
     # joined rows would be read from it. The last statement has a snapshot of its own, also in one
     # message. It answers for rows, too, that the others could not lock.
     if wanted.choice is None and (session.is_open or session.combines):
-        *answers, answer = send([*statements, ask.statement])
-        ours = _locked(question, locks, answers)
+        locked, answer = send([lock.statement, ask.statement])
+        ours = keys_in(question.model, lock.build(locked))
         rows = ask.build(answer)
     else:
-        answers = [*send(statements)]
-        ours = _locked(question, locks, answers)
+        [locked] = send([lock.statement])
+        ours = keys_in(question.model, lock.build(locked))
         some = [pk for pk in pks if pk in ours]
         ask = _asking(question, some or pks)
         rows = ask.build(session.execute(ask.statement)) if some else []
     found = {pk: row for pk, row in _by_key(question, rows).items() if pk in ours}
     visited = pks if wanted.choice is None else wanted.visited(ours)
-    return _claimed(session, visited, found, ours, (answers[0], locks[0][2]))
+    return _claimed(session, visited, found, ours, (locked, lock.statement))
 
 
 def _claim_database(
@@ -144,8 +143,7 @@ def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
         return [Statement(database_lock(question)), again]
     if question.own_table:
         return [_own(question, wanted).statement]
-    locks = [statement for _, _, statement in _locks(question, wanted)]
-    return [*[each for each in locks if each is not _NOTHING], again]
+    return [_lock(question, wanted).statement, again]
 
 
 def _own(question: Question[Any], wanted: Wanted) -> Read:
@@ -156,21 +154,6 @@ def _own(question: Question[Any], wanted: Wanted) -> Read:
 
     locking = partial(_locking, question.queryset)
     return read_of(question, ("claim", wanted.choice), wanted.pks, asked, locking)
-
-
-def _locks(
-    question: Question[Any], wanted: Wanted
-) -> Sequence[tuple[Mapping[Any, Any], Read, Statement]]:
-    """Return for each table the keys of the rows' parts, and the statement that locks these."""
-    found = []
-    for table in question.tables:
-        keys = dict(zip(wanted.pks, wanted.pks, strict=True))
-        if table is not question.model:
-            keys = parts_of(question, table, wanted.pks)
-        named = wanted if table is question.model else Wanted([*keys.values()])
-        read = _lock_parts(question, table, named)
-        found.append((keys, read, read.statement))
-    return found
 
 
 def read_of(
@@ -189,9 +172,8 @@ def read_of(
     if not pks:
         return Read(_NOTHING, lambda _: [])
     many = len(pks) > 1
-    model = question.model if isinstance(name[0], str) else name[0]
     make = partial(
-        CompiledSelect[Any], model, question.using, ask, change, many=many, column=column
+        CompiledSelect[Any], question.model, question.using, ask, change, many=many, column=column
     )
     select: CompiledSelect[Any] | None = question.statements.get((name, many), make)
     if select is not None:
@@ -256,41 +238,23 @@ def _asked(question: Question[Any], rows: RowFilter, *, many: bool) -> QuerySet[
     return question.narrowed(rows)[: None if many or _added(question) else 1]
 
 
-def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> Read:
-    """Return the read of the rows' parts in one table, their own or a parent's, for their lock."""
+def _lock(question: Question[Any], wanted: Wanted) -> Read:
+    """Return the read of the rows' keys, for their lock."""
 
     # Race: lock on joined rows. This statement joins no table: it has the row's keys alone, not the
     # question, and no order, because the model's own may join rows that would be locked.
     # With a choice, the question is added as a hint, like the read before it, and not as the check:
     # it avoids useless locks of rows that were finished before this statement.
-    def parts(named: RowFilter) -> QuerySet[Any, Any]:
+    def keys(named: RowFilter) -> QuerySet[Any, Any]:
         asked = named.condition
         if wanted.choice is not None:
             asked = Q(pk__in=question.narrowed(named).values("pk"))
-        rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
         # By column, because Django cannot resolve OF for a composite key as a whole.
-        columns = [field.attname for field in table._meta.pk_fields]
-        return wanted.first(rows.values_list(*columns), named)
+        columns = [field.attname for field in question.model._meta.pk_fields]
+        return wanted.first(question.table.filter(asked).order_by().values_list(*columns), named)
 
-    locking = partial(_locking, QuerySet[Any](table, using=question.using))
-    return read_of(question, (table, wanted.choice), wanted.pks, parts, locking)
-
-
-def _locked(
-    question: Question[Any],
-    locks: Sequence[tuple[Mapping[Any, Any], Read, Statement]],
-    answers: Sequence[Answer],
-) -> set[Any]:
-    """Return the rows of which each part was locked."""
-    ours: set[Any] | None = None
-    for table, (parts, read, _), answer in zip(question.tables, locks, answers, strict=True):
-        rows = read.build(answer)
-        if table is question.model and len(table._meta.pk_fields) == 1:
-            here = parts.keys() & {row[0] for row in rows}
-        else:
-            here = rows_with(question, table, parts, rows)
-        ours = here if ours is None else ours & here
-    return ours or set()
+    locking = partial(_locking, question.table)
+    return read_of(question, ("lock", wanted.choice), wanted.pks, keys, locking)
 
 
 # --- the rows

@@ -15,11 +15,12 @@ from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.database.sight import Shared
+from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.definition.kinds import Lease
 from dcl_processor.execution.calls import CallLimits, abandoned
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.row_locks import lock_free, locked_parts, written_parts
+from dcl_processor.locking.row_locks import lock_free, lock_rows, settlement_transaction
 from dcl_processor.settlement.writing import Expected, compare_and_set_all
 from dcl_processor.values import Values
 
@@ -189,7 +190,7 @@ class Heartbeat:
         with ReadCommitted(question.using):
             # Skips a row that its own handler, or a person, has locked, because the other leases
             # would lapse during the wait.
-            free = lock_free(question, held, written_parts(question.model, [self._lease.field]))
+            free = lock_free(question, held)
             kept = self._prolong(question, free, token)
         self._note(free, kept, began)
         renewed = set(free)
@@ -207,8 +208,9 @@ class Heartbeat:
         try:
             # Race: double claim. Other workers skip a locked row. When its lock is released after
             # its lease has lapsed, the first session in line gets the row, and this one is first.
-            tables = written_parts(question.model, [self._lease.field])
-            with locked_parts(question, tables, [pk], seconds=seconds):
+            using = question.using
+            with settlement_transaction(using), lock_timeout(using, seconds):
+                lock_rows(question, [pk])
                 # Read after the wait, because the lease begins now.
                 began = time.monotonic()
                 now = clock.read(question.table, [pk])

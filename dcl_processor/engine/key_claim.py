@@ -25,7 +25,7 @@ from dcl_processor.candidates.question import Question, RowFilter, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.locking.key_lock import lock_numbers, lock_related
-from dcl_processor.locking.row_locks import database_lock, lock_free, written_parts
+from dcl_processor.locking.row_locks import database_lock, lock_free
 from dcl_processor.values import resolve
 
 from .claim import Read, claim, read_of
@@ -259,9 +259,8 @@ def _reap(question: Question[Any], key: Key, pks: Sequence[Any]) -> int:
     groups = key.groups
     # Race: two of one key. The worker of a lapsed lease may be alive and renew it, because it
     # recognises its row by the lease alone. So the lease is taken away before a sibling is claimed.
-    # A row that is locked may be in the middle of a renewal, and counts as in flight; so is one
-    # whose part in a parent's table is locked, where the lease may be.
-    free = lock_free(question, pks, written_parts(question.model, groups.unmarked))
+    # A row that is locked may be in the middle of a renewal, and counts as in flight.
+    free = lock_free(question, pks)
     if free:
         lapsed = _lapsed(question, groups).filter(these(free))
         # Only a row that is still pending has the mark of this processor. A person may have taken

@@ -354,7 +354,6 @@ class Run:
             filter=self.filter,
             using=self._alias,
             due=due_now,
-            flips=processor._locked_columns,
             defer=self.deferred,
             writes=self._writes,
         )

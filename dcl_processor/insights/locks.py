@@ -146,36 +146,12 @@ class _Xmax(Func):
 def locked(question: Question[Any], among: QuerySet[Any, Any] | Collection[Any]) -> Answer[Locked]:
     """Return how many of these rows are locked now, and by which sessions.
 
-    The rows are given by their keys, or by a queryset of them. A row of several tables is locked
-    in any of them.
+    The rows are given by their keys, or by a queryset of them.
     """
     using = question.using
     if why := unseen(using):
         return Answer.not_recorded(why)
-    own, *parents = (
-        _of_table(table, using, _keys_in(table, question, among)) for table in question.tables
-    )
-    # A session that has locked both parts of a row has locked one row.
-    most = max([own, *parents], key=lambda each: each.rows)
-    known = {(each.pid, each.prepared) for each in most.holders}
-    others = [
-        holder
-        for each in (own, *parents)
-        for holder in each.holders
-        if (holder.pid, holder.prepared) not in known
-    ]
-    return Answer(replace(most, holders=(*most.holders, *others)))
-
-
-def _keys_in(
-    table: type[Model], question: Question[Any], among: QuerySet[Any, Any] | Collection[Any]
-) -> QuerySet[Any, Any] | Collection[Any]:
-    """Return the keys that these rows have in the table of their model, or of a parent."""
-    link: Any = question.model._meta.get_ancestor_link(table)
-    if link is None:
-        return among
-    rows = QuerySet[Any](question.model, using=question.using).filter(pk__in=among)
-    return rows.order_by().values(link.attname)
+    return Answer(_of_table(question.model, using, among))
 
 
 def _of_table(
@@ -291,8 +267,7 @@ def _is_locked(question: Question[Any], pk: Any, backend: SimpleQueue[int | None
         with transaction.atomic(using=using):
             with lock_timeout(using, WAIT):
                 backend.put(_backend(using))
-                for table in question.tables:
-                    lock_rows(question, table, [pk])
+                lock_rows(question, [pk])
             transaction.set_rollback(True, using=using)
     except Exception as error:
         if is_database_error(error) and (is_contention(error) or is_statement_timeout(error)):

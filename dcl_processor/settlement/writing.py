@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
 from django.db import OperationalError, connections
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import key_of_value
@@ -24,7 +24,7 @@ from dcl_processor.exceptions import (
     TransactionLost,
     Unsupported,
 )
-from dcl_processor.locking.row_locks import lock_free, parts_of, settling, written_parts
+from dcl_processor.locking.row_locks import lock_free
 from dcl_processor.values import Values, constants_of, resolve
 
 from .outcome_values import UNWRITABLE, invalid_done
@@ -114,32 +114,8 @@ def _update(
 def update_rows(
     question: Question[Any], pks: Sequence[Any], values: Values, *conditions: Any
 ) -> int:
-    """Write those of the rows that meet the conditions; return how many.
-
-    Raises ``NotWritten`` if a trigger drops the part of a row in one table, and not in another.
-    """
-    rows = question.table.filter(*conditions).filter(these(pks))
-    tables = _by_table(question, values)
-    if len(tables) < 2:
-        return rows.update(**values)
-    # Race: work without flip. Django would write each table as well, and count the rows of one.
-    keys = [*rows.values_list("pk", flat=True)]
-    counts = []
-    for table, columns in tables.items():
-        parts = parts_of(question, table, keys).values()
-        counts.append(QuerySet(table, using=rows.db).filter(these(parts)).update(**columns))
-    if min(counts) < max(counts) and _rows(question, keys).count() > min(counts):
-        raise not_written(question.model._meta.label, keys)
-    return counts[0]
-
-
-def _by_table(question: Question[Any], values: Values) -> dict[type[Model], dict[str, Any]]:
-    """Return the values by the model whose table has their columns, the row's own model first."""
-    tables = {question.model: dict[str, Any]()}
-    for name, value in values.items():
-        model = question.model._meta.get_field(name).model._meta.concrete_model
-        tables.setdefault(model, {})[name] = value
-    return {table: columns for table, columns in tables.items() if columns}
+    """Write those of the rows that meet the conditions; return how many."""
+    return question.table.filter(*conditions).filter(these(pks)).update(**values)
 
 
 def checked_flips(
@@ -324,8 +300,7 @@ def compare_and_set_all(
     question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
 ) -> int:
     """Write to the rows that have the expected values; return how many were written."""
-    with settling(question, pks, {*expected, *values}):
-        return update_rows(question, pks, values, _condition(expected))
+    return update_rows(question, pks, values, _condition(expected))
 
 
 def compare_and_set_free(
@@ -342,12 +317,14 @@ def compare_and_set_free(
                 raise
             written: int = cursor.rowcount
         return written
-    rows, tables = question.table, written_parts(question.model, {*expected, *values})
-    features = connections[question.using].features
-    if tables != [question.model] or not features.has_select_for_no_key_update:
-        return compare_and_set_all(question, lock_free(question, pks, tables), expected, values)
+    if not connections[question.using].features.has_select_for_no_key_update:
+        return compare_and_set_all(question, lock_free(question, pks), expected, values)
     # The lock would be one more message.
-    free = rows.filter(these(pks)).order_by().select_for_update(skip_locked=True, no_key=True)
+    free = (
+        question.table.filter(these(pks))
+        .order_by()
+        .select_for_update(skip_locked=True, no_key=True)
+    )
     ours = _condition(expected) & Q(pk__in=free.values("pk"))
     return update_rows(question, pks, values, ours)
 

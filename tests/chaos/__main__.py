@@ -25,12 +25,10 @@ from . import routes, table
 from .ordeal import Ordeal, Plan, Stage, undergo
 
 FULL = Plan(rows=20_000, work=0.015, chaos=80, pause=1.2, calm=50)
-#: Four workers, each with more time: a row of two tables takes twice as many statements.
-TWO_TABLES = replace(FULL, rows=10_000, copies=1, chaos=120, calm=120)
 #: With keys a row has more statements. A longer handler is hit by as many blows as without keys.
 KEYS = replace(FULL, rows=3_000, work=0.1)
 #: The plans of the models that have one of their own.
-PLANS = {"two-tables": TWO_TABLES, "keys": KEYS, "two-per-key": KEYS}
+PLANS = {"keys": KEYS, "two-per-key": KEYS}
 CUT = Plan(rows=250, low=150, work=0.04, chaos=5, pause=0.4, calm=90)
 
 #: Faults that are printed in full.

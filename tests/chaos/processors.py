@@ -12,8 +12,8 @@ from django.db import connection
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.chaos import audit
 from tests.chaos.judgement import Terms
-from tests.chaos.table import MODELS, PLACES, PROCESSORS
-from tests.models import Errand, Express
+from tests.chaos.table import PLACES, PROCESSORS
+from tests.models import Errand
 
 #: Seconds; a handler takes from none to twice as long.
 WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
@@ -25,8 +25,6 @@ LEASE = 4.0
 def pending(name: str) -> Any:
     place = PLACES[name]
     waits = {"done": False, "claimed": False, "dead": False}
-    if name in MODELS["two-tables"]:
-        return lambda: Express.objects.filter(result=str(place), **waits)
     return lambda: Errand.objects.filter(place=place, **waits)
 
 
@@ -66,8 +64,6 @@ def _processor(name: str, terms: Terms) -> BatchProcessor[Any]:
         mode = {"in_order": True} if terms.in_order else {"max_per_group": terms.most}
         options = {**options, "group_by": "result", **mode}
 
-    # Of two tables, the flags are the parent's; the lease, the attempts and the time of the claim
-    # are the child's.
     def handler(row: Any) -> None:
         handle(PLACES[name], row.pk, in_database=terms.delivery == "transactional")
 

@@ -22,11 +22,6 @@ MODELS = {
         "at_most_once": Terms("at_most_once"),
         "at_least_once": Terms("at_least_once"),
     },
-    "two-tables": {
-        "two_tables_transactional": Terms("transactional"),
-        "two_tables_at_most_once": Terms("at_most_once"),
-        "two_tables_at_least_once": Terms("at_least_once"),
-    },
     "keys": {
         "in_order_transactional": Terms("transactional", most=1, in_order=True),
         "in_order_at_most_once": Terms("at_most_once", most=1, in_order=True),
@@ -48,13 +43,12 @@ CUT = tuple(
     if not (terms.most and terms.delivery == "at_most_once") and name != "two_per_key_at_least_once"
 )
 
-#: What says in a row which processor it is for: ``place``, or ``result`` as a number.
+#: What says in a row which processor it is for: ``place``.
 PLACES = {name: place for place, name in enumerate(PROCESSORS)}
 
 #: The triggers count the flips beside the package, and are committed, or rolled back, with them.
 MAKE = """
 CREATE INDEX errands_pending ON tests_errand (place, id) WHERE NOT done;
-CREATE INDEX freights_pending ON tests_freight (result, id) WHERE NOT done;
 CREATE INDEX errands_of_keys ON tests_errand (result, id) WHERE NOT done;
 CREATE INDEX errands_claimed ON tests_errand (result) WHERE claimed_at IS NOT NULL;
 CREATE INDEX errands_leased ON tests_errand (result) WHERE leased_until IS NOT NULL;
@@ -63,18 +57,11 @@ CREATE TABLE chaos_work (place int, row_id bigint, backend int);
 CREATE TABLE chaos_settled (place int, row_id bigint);
 CREATE FUNCTION chaos_errand() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN INSERT INTO chaos_settled VALUES (NEW.place, NEW.id); RETURN NULL; END';
-CREATE FUNCTION chaos_freight() RETURNS trigger LANGUAGE plpgsql AS
-    'BEGIN INSERT INTO chaos_settled VALUES (NEW.result::int, NEW.id); RETURN NULL; END';
 CREATE TRIGGER chaos_settle AFTER UPDATE OF done ON tests_errand
     FOR EACH ROW WHEN (NEW.done) EXECUTE FUNCTION chaos_errand();
-CREATE TRIGGER chaos_settle AFTER UPDATE OF done ON tests_freight
-    FOR EACH ROW WHEN (NEW.done) EXECUTE FUNCTION chaos_freight();
 CREATE VIEW chaos_rows AS
     SELECT place, id, done, claimed, dead, leased_until, attempts, next_attempt_at, last_error,
-    result AS key FROM tests_errand
-    UNION ALL
-    SELECT result::int, id, done, claimed, dead, leased_until, attempts, next_attempt_at,
-    last_error, '' FROM tests_freight JOIN tests_express ON freight_ptr_id = id;
+    result AS key FROM tests_errand;
 """
 
 #: Each processor has keys of its own. Each of the eight workers may have left a row in doubt that
@@ -90,12 +77,6 @@ FILL = {
         "INSERT INTO tests_errand (place, attempts, last_error, done, dead, claimed, result) "
         "SELECT %s, 0, '', false, false, false, '' FROM generate_series(1, %s)"
     ),
-    "two-tables": (
-        "WITH made AS (INSERT INTO tests_freight (result, done, dead, claimed) "
-        "SELECT %s::int::text, false, false, false FROM generate_series(1, %s) RETURNING id) "
-        "INSERT INTO tests_express (freight_ptr_id, attempts, last_error) "
-        "SELECT id, 0, '' FROM made"
-    ),
     "keys": _IN_KEYS.format(keys=9),
     "two-per-key": _IN_KEYS.format(keys=5),
 }
@@ -105,15 +86,7 @@ WITHDRAW = {
         "DELETE FROM tests_errand WHERE id IN (SELECT id FROM tests_errand WHERE place = %s "
         "AND NOT (done OR dead OR claimed) AND leased_until IS NULL AND id <> ALL (%s) "
         "FOR UPDATE SKIP LOCKED) RETURNING id"
-    ),
-    "two-tables": (
-        "WITH idle AS (SELECT id FROM tests_freight JOIN tests_express ON freight_ptr_id = id "
-        "WHERE result = %s::int::text AND NOT (done OR dead OR claimed) "
-        "AND leased_until IS NULL AND id <> ALL (%s) FOR UPDATE SKIP LOCKED), "
-        "gone AS (DELETE FROM tests_express USING idle WHERE freight_ptr_id = idle.id) "
-        "DELETE FROM tests_freight USING idle WHERE tests_freight.id = idle.id "
-        "RETURNING tests_freight.id"
-    ),
+    )
 }
 WITHDRAW["keys"] = WITHDRAW["two-per-key"] = WITHDRAW["one-table"]
 

@@ -21,7 +21,7 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.status import status
 from tests.contract.support.temporary import execute
-from tests.models import Depot, Errand, Parcel, Trailer, Vehicle
+from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -269,16 +269,6 @@ if connection.vendor == "postgresql":
     ) -> BatchProcessor[Any]:
         options = {"group_by": "place", "done": {"done": True}, **options}
         return batch_processor(pending=pending, **options)(lambda row: None)
-
-    def test_a_key_in_the_table_of_a_parent_has_its_index_there() -> None:
-        for model in (Trailer, Vehicle):
-            analyze(model)  # other tests have filled these tables
-        rows = Trailer.objects.filter(inspected=False, axles=2).order_by("axles", "plate")
-        by_plate = grouped(lambda: rows, {"group_by": "plate", "done": {"inspected": True}})
-        found = explanation(by_plate)
-        assert found.index is not None
-        assert found.index_model._meta.label == "tests.Vehicle"
-        assert (found.index.fields, found.index.condition) == (["plate", "id"], None)
 
     @pytest.mark.parametrize("shape", KEYED)
     def test_the_suggested_indexes_of_keys_are_used(shape: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.db.models.expressions import RawSQL
+from django.db.models.expressions import Exists, RawSQL
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Retry, batch_processor, operator_actions, operator_writes
+from dcl_processor import BatchProcessor, Retry, operator_actions, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
@@ -20,7 +20,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, time_limits, uncommitted
 from tests.contract.support.temporary import execute
-from tests.models import Errand, Express, Freight, Trailer, Vehicle
+from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -28,14 +28,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
     given = {"reset": {"claimed": False}, "failed": {"dead": True}}
     return the.at_most_once(handler, **{**given, **options})
-
-
-@batch_processor(
-    pending=lambda: Trailer.objects.filter(inspected=False),
-    done={"inspected": True},
-    reset={"inspected": False, "axles": 2},
-)
-def inspect(trailer: Trailer) -> None: ...
 
 
 def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
@@ -343,17 +335,18 @@ if connection.vendor == "postgresql":
     @each_action
     def test_an_older_snapshot_of_other_tables_is_refused(act: str) -> None:
         """The row itself has not changed since, so that PostgreSQL would lock it."""
-        row = Express.objects.create(claimed=True, claimed_at=timezone.now(), done=False)
-        run = processor(pending=lambda: Express.objects.filter(done=False, claimed=False))
+        row = Errand.objects.create(claimed=True, claimed_at=timezone.now(), done=False)
+        parcel, asked = Parcel.objects.create(), Exists(Parcel.objects.filter(sent=False))
+        run = processor(pending=lambda: Errand.objects.filter(asked, done=False, claimed=False))
         words = r"expected a transaction at READ COMMITTED .* at REPEATABLE READ on 'default'"
         with transaction.atomic():
             execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            assert Express.objects.filter(claimed=True).exists()  # the snapshot
-            the.elsewhere(lambda: Freight.objects.filter(pk=row.pk).update(done=True))
+            assert Errand.objects.filter(claimed=True).exists()  # the snapshot
+            the.elsewhere(lambda: Parcel.objects.filter(pk=parcel.pk).update(sent=True))
             with pytest.raises(InsideTransaction, match=words):
-                getattr(run, act)(Express.objects.all())
+                getattr(run, act)(Errand.objects.all())
         row.refresh_from_db()
-        assert (row.done, row.claimed, row.dead) == (True, True, False)
+        assert (row.done, row.claimed, row.dead) == (False, True, False)
 
 
 if connection.vendor == "mysql":
@@ -442,16 +435,3 @@ if connection.vendor != "sqlite":
         write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
         write.to_free(write.choose().rows, written, seconds=0)
         assert (written.written, written.locked) == ([row.pk], [])
-
-
-def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:
-    """The keys of the parts differ from the rows' own."""
-    Vehicle.objects.create()
-    rows = [Trailer.objects.create(inspected=True, axles=3) for _ in range(2)]
-    part = Vehicle.objects.filter(pk=rows[0].vehicle_id)
-    write = to_requeue(inspect, Trailer.objects.all(), force=True)
-    written = written_beside(write, lambda: part.update(plate="locked"))
-    free = [rows[1].pk] if HAS_ROW_LOCKS else []
-    assert sorted(written.written + written.locked) == [row.pk for row in rows]
-    assert written.written == free
-    assert [each.pk for each in Trailer.objects.filter(inspected=False, axles=2)] == free

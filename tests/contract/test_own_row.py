@@ -79,7 +79,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     monkeypatch.setattr(clock, "read", lambda *_: next(hours))
     monkeypatch.setattr(heartbeat, "KEPT", 2)
     (row,) = the.errands(1, leased_until=start)
-    question = ask(Errand.objects.all, label="tests", flips=None)
+    question = ask(Errand.objects.all, label="tests")
     heart = Heartbeat(Lease(60), "tests")
     heart.hold(question, {row.pk: {"leased_until": start}}, time.monotonic())
     yield row, question, heart

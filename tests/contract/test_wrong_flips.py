@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.db.models import F
 
-from dcl_processor import Report, batch_processor
+from dcl_processor import Report
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.runner.counters import MOST_FROM_THE_START
 from dcl_processor.settlement.writing import NotWritten
@@ -18,8 +18,8 @@ from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import at_update, execute, temporary
-from tests.models import Errand, Express
+from tests.contract.support.temporary import execute, temporary
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -336,13 +336,3 @@ if connection.vendor == "postgresql":
     def test_a_row_that_may_stay_pending_is_not_asked_about(kept: str) -> None:
         the.errands(3)
         assert_run(the.transactional(the.ignore, repeats=True)(), processed=3)
-
-    def test_a_trigger_on_the_parents_table_is_looked_for_as_well() -> None:
-        for _ in range(3):
-            Express.objects.create()
-        third = Express.objects.order_by("pk")[2].pk
-        with at_update(f"OLD.id = {third}", "NEW.done = OLD.done", table="tests_freight"):
-            pending = Express.objects.filter(done=False)
-            report = batch_processor(pending=pending, done={"done": True})(the.ignore)()
-        assert_run(report, processed=2, failed=1)
-        assert [each.pk for each in report.failures] == [third]

@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.crash import trace
 from tests.crash.audit import effect
-from tests.models import Depot, Errand, Express, Parcel
+from tests.models import Depot, Errand, Parcel
 from tests.waiting import PATIENCE
 from tests.warehouse.processors import wait_at_gate
 
@@ -36,11 +36,6 @@ def spanning() -> QuerySet[Errand]:
     return pending().filter(Q(place__in=Depot.objects.filter(open=True).values("parcels__weight")))
 
 
-def two_tables() -> QuerySet[Express]:
-    """Ask for flags in the parent's table; the lease and the attempts are in the row's own."""
-    return Express.objects.filter(done=False, dead=False, claimed=False)
-
-
 #: Under its mark a row stays in pending for as long as it has a lease, a lapsed one included.
 MAY_BE_MARKED = Q(claimed=False) | Q(claimed=True, leased_until__isnull=False)
 
@@ -49,13 +44,9 @@ def marked() -> QuerySet[Errand]:
     return Errand.objects.filter(MAY_BE_MARKED, done=False, dead=False)
 
 
-def marked_two_tables() -> QuerySet[Express]:
-    return Express.objects.filter(MAY_BE_MARKED, done=False, dead=False)
-
-
-def act(row: Errand | Express) -> None:
+def act(row: Errand) -> None:
     """Do what cannot be taken back, and then what the row's place says."""
-    place = row.place if isinstance(row, Errand) else int(row.result or PLAIN)
+    place = row.place
     trace.note("before the effect", row.pk)
     effect(row.pk)
     trace.note("after the effect", row.pk)
@@ -74,7 +65,7 @@ def act(row: Errand | Express) -> None:
         raise ValueError("not at home")
 
 
-def act_here_too(row: Errand | Express) -> None:
+def act_here_too(row: Errand) -> None:
     """Do work in the database as well: in the transaction of the row, if it has one."""
     Parcel(note=str(row.pk)).save(using=row._state.db)
     act(row)
@@ -147,8 +138,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "transactional_batch": {**plain, **pairs},
     "transactional_retry": {**plain, **again},
     "transactional_retry_batch": {**plain, **again, **pairs},
-    "transactional_two_tables": {**plain, "pending": two_tables},
-    "transactional_two_tables_retry": {**plain, **again, "pending": two_tables},
     "at_most_once": plain_at_most_once,
     "at_most_once_batch": {**plain_at_most_once, **pairs},
     "at_most_once_process_batch": {**plain_at_most_once, **pairs, "process_batch": act_on_all},
@@ -157,14 +146,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "claim_batch": {**claimed, **pairs},
     "claim_process_batch": {**claimed, **pairs, "process_batch": act_on_all},
     "claim_retry": {**claimed, **again},
-    "claim_two_tables": {**claimed, "pending": two_tables},
-    "claim_two_tables_retry": {**claimed, **again, "pending": two_tables},
     "claim_locking": {**claimed, "handler": lock_and_act},
     "lease": leased,
     "lease_spanning": {**leased, "pending": spanning},
     "lease_batch": {**leased, **pairs},
     "lease_process_batch": {**leased, **pairs, "process_batch": act_on_all},
-    "lease_two_tables": {**leased, "pending": two_tables},
     "lease_saving": {**leased, "handler": save_and_act},
     "lease_locking": {**leased, "handler": lock_and_act},
     "lease_for_ever": for_ever,
@@ -173,7 +159,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lease_marked": marking,
     "lease_marked_batch": {**marking, **pairs},
     "lease_marked_process_batch": {**marking, **pairs, "process_batch": act_on_all},
-    "lease_marked_two_tables": {**marking, "pending": marked_two_tables},
     "lease_marked_by_key": {**marking, **MODES["by_key"]},
     "beating_lease": {**leased, "lease": Lease(6)},
     "short_lease": {**leased, "lease": Lease(1)},

@@ -14,7 +14,7 @@ from django.db import transaction
 from dcl_processor import BatchProcessor
 from dcl_processor.clock import DatabaseNow
 from tests.crash.processors import FAILS, PLAIN
-from tests.models import Depot, Errand, Express, Parcel
+from tests.models import Depot, Errand, Parcel
 
 # Numbers that nothing else in a statement has.
 FIRST, SECOND, THIRD = ROWS = (7_000_001, 7_000_002, 7_000_003)
@@ -29,24 +29,18 @@ def fresh(*pks: int, fails: int | None = None, of: BatchProcessor[Any] | None = 
     """
     for note in Path(tempfile.gettempdir()).glob("dcl_processor-*/*"):
         note.unlink()
-    for table in (Errand, Express):
-        table.objects.all().delete()
+    Errand.objects.all().delete()
     Parcel.objects.all().delete()
     Depot.objects.all().delete()
     # What the spanning questions ask for.
     depot = Depot.objects.create()
     Parcel.objects.bulk_create(Parcel(depot=depot, weight=place) for place in (PLAIN, FAILS))
     places = {pk: FAILS if pk == fails else PLAIN for pk in pks}
-    if of is None or of.pending().model is Errand:
-        Errand.objects.bulk_create(Errand(pk=pk, place=place) for pk, place in places.items())
-        return
-    for pk, place in places.items():
-        Express.objects.create(pk=pk, result=place)
+    Errand.objects.bulk_create(Errand(pk=pk, place=place) for pk, place in places.items())
 
 
 def rows() -> dict[int, Any]:
-    """Return errands, or expresses: there are those of one table, or of the two of a family."""
-    return {**Errand.objects.in_bulk(), **Express.objects.in_bulk()}
+    return {**Errand.objects.in_bulk()}
 
 
 def state(row: Any) -> str:
@@ -76,6 +70,5 @@ def work() -> Counter[int]:
 
 def time_passes() -> None:
     """Put every lease back by more than it lasts."""
-    for table in (Errand, Express):
-        leased = table.objects.filter(leased_until__isnull=False)
-        leased.update(leased_until=DatabaseNow() - timedelta(seconds=1))
+    leased = Errand.objects.filter(leased_until__isnull=False)
+    leased.update(leased_until=DatabaseNow() - timedelta(seconds=1))

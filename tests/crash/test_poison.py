@@ -30,7 +30,7 @@ from tests.crash.rows import (
     time_passes,
     work,
 )
-from tests.models import Errand, Express
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,7 +41,6 @@ PAUSE = 0.05  # seconds between two starts
 
 def set_place(pk: int, place: int) -> None:
     Errand.objects.filter(pk=pk).update(place=place)
-    Express.objects.filter(pk=pk).update(result=place)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ def test_at_least_once_it_is_given_up_on_and_all_others_get_done(audit: str) -> 
 FATAL = pytest.mark.parametrize(
     ("place", "ended"), [(KILLS, KILLED), (QUITS, QUIT)], ids=["killed", "os._exit"]
 )
-POISONED = ["transactional_retry", "transactional_retry_batch", "transactional_two_tables_retry"]
+POISONED = ["transactional_retry", "transactional_retry_batch"]
 
 
 @FATAL

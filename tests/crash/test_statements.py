@@ -151,11 +151,8 @@ def check_order(name: str) -> None:
 # --- TRANSACTIONAL
 
 
-TRANSACTIONAL = [
-    *("transactional", "transactional_spanning", "transactional_batch"),
-    "transactional_two_tables",
-]
-RETRYING = [*("transactional_retry", "transactional_retry_batch"), "transactional_two_tables_retry"]
+TRANSACTIONAL = [*("transactional", "transactional_spanning", "transactional_batch")]
+RETRYING = ["transactional_retry", "transactional_retry_batch"]
 
 
 @pytest.mark.parametrize("name", [*TRANSACTIONAL, *in_keys("transactional")])
@@ -234,8 +231,8 @@ def check_doubt(processor: BatchProcessor[Any], left: Left) -> set[int]:
 
 CLAIMING = [
     *("claim", "claim_spanning", "claim_batch", "claim_process_batch"),
-    *("claim_two_tables", "claim_locking"),
-    *(f"{name}{HANDED_OUT}" for name in ("claim", "claim_two_tables")),
+    "claim_locking",
+    f"claim{HANDED_OUT}",
 ]
 
 
@@ -267,7 +264,7 @@ def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
     kill_at_each(name, audit, check)
 
 
-@pytest.mark.parametrize("name", ["claim_retry", "claim_two_tables_retry"])
+@pytest.mark.parametrize("name", ["claim_retry"])
 def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
     nursery: None, audit: str, name: str
 ) -> None:
@@ -291,7 +288,7 @@ def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
 
 LEASING = [
     *("lease", "lease_spanning", "lease_batch", "lease_process_batch"),
-    *("lease_two_tables", "lease_saving", "lease_locking"),
+    *("lease_saving", "lease_locking"),
     *(f"{name}{HANDED_OUT}" for name in ("lease", "lease_spanning")),
 ]
 
@@ -330,7 +327,7 @@ def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
 
 MARKING = [
     *("lease_marked", "lease_marked_batch", "lease_marked_process_batch"),
-    *("lease_marked_two_tables", *in_keys("lease_marked")[:1]),
+    *in_keys("lease_marked")[:1],
     f"lease_marked{HANDED_OUT}",
 ]
 
@@ -355,7 +352,7 @@ def test_i9_at_least_once_the_mark_that_a_kill_leaves_is_taken_over_with_the_row
     kill_at_each(name, audit, check)
 
 
-@pytest.mark.parametrize("name", ["lease", "lease_two_tables"])
+@pytest.mark.parametrize("name", ["lease"])
 def test_i9_at_least_once_a_kill_is_an_attempt_and_so_is_a_failure(
     nursery: None, audit: str, name: str
 ) -> None:

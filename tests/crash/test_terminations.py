@@ -85,13 +85,13 @@ def end_at_each(name: str, audit: str, check: Callable[[Ended], None]) -> None:
 
 TRANSACTIONAL = [
     *("transactional", "transactional_spanning", "transactional_batch"),
-    *("transactional_two_tables", "transactional_in_order"),
+    "transactional_in_order",
 ]
 OUTSIDE = [
     *("at_most_once", "at_most_once_batch", "claim", "claim_spanning", "claim_batch"),
     *("lease", "lease_spanning", "lease_batch"),
     *("at_most_once_process_batch", "claim_process_batch", "lease_process_batch"),
-    *("claim_two_tables", "lease_two_tables", "lease_saving"),
+    "lease_saving",
     *("claim_in_order", "lease_in_order", "lease_marked_by_key"),
 ]
 

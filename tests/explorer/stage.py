@@ -18,7 +18,6 @@ from dcl_processor import Report
 from dcl_processor.candidates import scan
 from dcl_processor.engine import settling
 from dcl_processor.engine.source import Source
-from dcl_processor.locking import row_locks
 
 from .actors import Actor, cast_of, here
 from .audit import Audit
@@ -31,7 +30,7 @@ from .subjects import EDITOR, FIRST, Subject, edit
 #: What each search may take that is not run whole otherwise (``make explore``).
 SECONDS = float(os.environ.get("SECONDS") or 0)
 TIME = "time"
-TABLES = "tests_errand, tests_parcel, tests_receipt, tests_express, tests_freight"
+TABLES = "tests_errand, tests_parcel, tests_receipt"
 #: Schedules between two sweeps of the rows' old versions, which would make each later one slower.
 SWEEP = 500
 
@@ -236,21 +235,7 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
         patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
         # The gates are locks, and an actor may wait for long at one.
         patch.setattr(settling, "LOCK_WAIT", 3_600.0)
-        # A claim waits for no lock; what has to be written does.
-        patch.setattr(row_locks, "lock_rows", _waiting(row_locks.lock_rows))
         yield
-
-
-def _waiting(lock: Callable[..., None]) -> Callable[..., None]:
-    def locked(*args: Any, nowait: bool = False) -> None:
-        actor = here()
-        actor.may_wait = not nowait
-        try:
-            lock(*args, nowait=nowait)
-        finally:
-            actor.may_wait = False
-
-    return locked
 
 
 def _randbelow(sides: int) -> int:

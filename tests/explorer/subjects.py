@@ -14,7 +14,7 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_
 from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import ReservationLost, TransactionLost
 from dcl_processor.settlement.rehearsal import Rehearsal
-from tests.models import Errand, Express, Parcel, Receipt
+from tests.models import Errand, Parcel, Receipt
 
 from .actors import here
 
@@ -144,11 +144,6 @@ def handle_again(row: Errand) -> None:
     here().handle(row.pk, stage=1)
 
 
-def two_tables() -> QuerySet[Express]:
-    """Ask for a flag in the parent's table; the lease is in the row's own."""
-    return Express.objects.filter(done=False, claimed=False)
-
-
 def handled_once() -> QuerySet[Errand]:
     """Ask for what the first of two stages has left."""
     return Errand.objects.filter(done=True, dead=False)
@@ -228,12 +223,6 @@ def make_in_keys(keys: int, pks: list[int]) -> None:
     Errand.objects.bulk_create(Errand(pk=pk, attempts=pk % keys) for pk in pks)
 
 
-def make_express(pks: list[int]) -> None:
-    Express.objects.all().delete()
-    for pk in pks:
-        Express(pk=pk).save()
-
-
 def make_receipts(pks: list[int]) -> None:
     Parcel.objects.all().delete()
     Parcel.objects.bulk_create(Parcel(pk=pk) for pk in pks)
@@ -262,21 +251,6 @@ def errands(
         "SELECT id FROM tests_errand WHERE done",
         rehearsed=rehearsed,
         unproven=frozenset(unproven),
-    )
-
-
-def expresses(name: str, **options: Any) -> Subject:
-    def handler(row: Express) -> None:
-        here().handle(row.pk)
-
-    return Subject(
-        name,
-        batch_processor(name=f"explorer.{name}", pending=two_tables, **options)(handler),
-        make_express,
-        "UPDATE tests_freight SET done = false, claimed = false;"
-        " UPDATE tests_express SET claimed_at = NULL, leased_until = NULL",
-        "SELECT id FROM tests_freight WHERE done",
-        "SELECT freight_ptr_id FROM tests_express WHERE leased_until IS NOT NULL",
     )
 
 
@@ -326,12 +300,6 @@ AT_LEAST_ONCE = [
     errands(
         "lease_spanning_rehearsed", pending=spanning, rehearsed=True, unproven={"done"}, **LEASE
     ),
-]
-#: Multi-table inheritance.
-TWO_TABLES = [
-    expresses("transactional_two_tables", **DONE),
-    expresses("claim_two_tables", **CLAIM),
-    expresses("lease_two_tables", **LEASE),
 ]
 #: Handlers that write, or lock, the row that they handle, or end its transaction.
 WILFUL = [
@@ -483,7 +451,7 @@ HEADS = _named(
 )
 ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **KEYED_WAITING, **HEADS}
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
-MORE = {each.name: each for each in [*TWO_TABLES, *WILFUL, *EDITED, *MARKED, PIPELINE, HANDED_OUT]}
+MORE = {each.name: each for each in [*WILFUL, *EDITED, *MARKED, PIPELINE, HANDED_OUT]}
 CHOOSING = {
     f"{name}_choosing": replace(SUBJECTS[name], name=f"{name}_choosing", chooses=True)
     for name in (
@@ -503,8 +471,8 @@ WAITING = {
 #: Those of them whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, even if another worker has the row: no settlement can help that.
 LAPSING = [
-    *("lease_two_tables", "lease_saving", "lease_locking", "lease_edited", "lease_pipeline"),
+    *("lease_saving", "lease_locking", "lease_edited", "lease_pipeline"),
     *("lease_marked", "lease_marked_rehearsed", "lease_handed_out"),
 ]
 #: Those whose leases are renewed twice.
-BEATING = ["lease_two_tables", "lease_saving", "lease_saving_another", "lease_locking"]
+BEATING = ["lease_saving", "lease_saving_another", "lease_locking"]

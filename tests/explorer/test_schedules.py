@@ -241,7 +241,7 @@ def test_i2_a_heartbeat_at_any_step_costs_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_i2_of_rows_in_two_tables_and_of_rows_that_are_touched_meanwhile(name: str) -> None:
+def test_i2_of_rows_that_are_touched_meanwhile(name: str) -> None:
     with staged(MORE[name], edited=name.endswith("edited")) as stage:
         assert stage.explore(most=MOST).schedules >= 5
 

@@ -126,10 +126,6 @@ WORLDS = (
     World("Voucher.objects", {"sent": "bool"}, key=lambda n: {"code": f"{'zay'[n % 3]}%{n}"}),
     World("Seat.objects", {"sent": "bool"}, key=lambda n: {"row": n % 2, "number": n}),
     World("Vehicle.objects", VEHICLE, beside=(("Truck", "vehicle_ptr", "weighed", "bool"),)),
-    World("Truck.objects", {**VEHICLE, "load": "int", "weighed": "bool"}),
-    World("RoadTrain.objects", {**VEHICLE, "load": "int", "weighed": "bool", "length": "int"}),
-    World("Trailer.objects", {**VEHICLE, "axles": "int"}),
-    World("Caravan.objects", {**VEHICLE, "axles": "int", "beds": "int"}),
     World("Crate.visible", {"sent": "bool", "hidden": "bool"}),
     World("Priced.objects", {"sent": "bool", "net": "int"}),
     World("Message.objects", {"data": "json"}),
@@ -143,7 +139,6 @@ WORLDS = (
     ),
     World("Visit.objects", {"done": "bool", "at": "int"}, **DEPOT),
     World("Watched.objects", {"state": "text", "note": "text"}),
-    World("WatchedChild.objects", {"state": "text", "note": "text", "size": "int"}),
     World(
         "Sample.objects",
         {
@@ -162,7 +157,6 @@ WORLDS = (
         },
         **DEPOT,
     ),
-    World("Express.objects", WORKER),
 )
 
 #: In the order in which rows may be deleted.
@@ -178,18 +172,12 @@ EMPTIED: tuple[type[Model], ...] = (
     tables.Letter,
     tables.Voucher,
     tables.Seat,
-    tables.RoadTrain,
     tables.Truck,
-    tables.Caravan,
-    tables.Trailer,
     tables.Vehicle,
     tables.Crate,
     tables.Priced,
     tables.Message,
     tables.Errand,
-    tables.Express,
-    tables.Freight,
-    tables.WatchedChild,
     tables.Watched,
 )
 

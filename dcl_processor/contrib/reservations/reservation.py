@@ -70,9 +70,7 @@ def from_token(processor: Definition[M], token: str, *, bound_to: str | None) ->
     """Return the reservation of a token; sends no query."""
     _check(processor, bound_to, "reservation()")
     signed = holds.unsign(processor, token, bound_to)
-    question: Question[M] = ask(
-        processor.pending, label=processor.name, using=signed.using, flips=processor._locked_columns
-    )
+    question: Question[M] = ask(processor.pending, label=processor.name, using=signed.using)
     hold = holds.of_model(processor, question.model, signed)
     return Reservation(processor, question, hold, token=token)
 

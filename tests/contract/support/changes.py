@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from django.db.models import Model
-
 from tests.contract.support.own_shapes import parcel
-from tests.models import Depot, OpenParcel, Parcel, Receipt, Scan, Tag, Trailer, Vehicle
+from tests.models import Depot, OpenParcel, Parcel, Receipt, Scan, Tag, Vehicle
 
 
 def close_depot(pk: Any, using: str) -> object:
@@ -52,21 +49,6 @@ def in_view() -> OpenParcel:
     return OpenParcel.objects.get(pk=row.pk)
 
 
-def shifted(model: type[Model]) -> Callable[[], Model]:
-    """Make rows whose keys are not those of their parents."""
-
-    def make() -> Model:
-        Vehicle.objects.create(inspected=True)
-        return model._default_manager.create()
-
-    return make
-
-
 def inspect_vehicle(pk: Any, using: str) -> object:
     """Flip in the parent, as a processor of vehicles does that knows nothing of trucks."""
     return Vehicle.objects.using(using).filter(pk=pk).update(inspected=True)
-
-
-def inspect_trailer(pk: Any, using: str) -> object:
-    trailer = Trailer.objects.using(using).get(pk=pk)
-    return inspect_vehicle(trailer.vehicle_id, using)

@@ -32,8 +32,6 @@ class Shape:
     leave: Callable[[Any, str], object] | None = None
     #: Whether lock and second check in *one* statement would hand out a row that is done.
     is_double: bool = True
-    #: Parents of multi-table inheritance whose rows are locked too.
-    parents: tuple[type[Model], ...] = ()
     #: A column that another session edits, and that the question does not ask.
     spare: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
