@@ -11,7 +11,7 @@ from typing import Any
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import FieldDoesNotExist, ValidationError
-from django.db.models import Field, Model, Value
+from django.db.models import CharField, Field, Model, Value
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, OR, WhereNode
@@ -107,11 +107,14 @@ def _problem(field: Field[Any, Any], value: Any) -> str:
         return "" if field.null else "the column is NOT NULL"
     try:
         with warnings.catch_warnings(action="ignore"):  # the flip will emit them
-            field.to_python(value)
+            text = str(field.to_python(value))
     except ValidationError as error:
         return " ".join(error.messages)
     except (TypeError, ValueError) as error:
         return str(error)
+    most = field.max_length if isinstance(field, CharField) else None
+    if most is not None and len(text) > most:
+        return f"it has {len(text)} characters, and the column holds {most}"
     return ""
 
 

@@ -81,6 +81,7 @@ SHARED = "pending tests tests.{} across a foreign key"
         ("E004", unsent, {"done": {"sent_at": "yesterday"}}, "format"),
         ("E004", unsent, {"done": {"sent": None}}, "NOT NULL"),
         ("E004", unsent, {"done": {"depot_id": "north"}}, "must be an integer"),
+        ("E004", unsent, {"done": {"note": "x" * 201}}, "201 characters, and the column holds 200"),
         # The other flips are checked as this one is.
         ("E004", unsent, {"done": SENT, "failed": {"tries": "many"}}, "expected failed to give"),
         ("W002", unsent, {"done": SENT, "failed": {"sent_at": timezone.now()}}, "failed writes 20"),
@@ -126,6 +127,7 @@ def test_what_is_wrong_is_one_message_that_names_it(
         (unsent, None),
         (lambda: unsent().filter(sent_at__lt=timezone.now(), depot__open=True), SENT),
         # Values that fit their columns.
+        (unsent, {"note": "x" * 200}),
         (unsent, {"sent": "True", "tries": "3", "sent_at": "2024-05-01T12:00Z"}),
         (unsent, {"depot": Depot(pk=3)}),
         (unsent, {"depot_id": 3, "weight": None, "tries": F("tries") + 1}),
