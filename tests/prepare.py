@@ -67,7 +67,6 @@ def _servers(log: Path, databases: Collection[str]) -> None:
     needs_mariadb = "mariadb" in databases
     is_there = {
         "postgresql": "debian" not in databases or postgresql.is_installed(),
-        postgresql.EXTENSIONS: "debian" not in databases or postgresql.has_extensions(),
         "redis-server": redis_is_installed(),
         "pgbouncer": pgbouncer_is_installed(),
         "chromium": chromium_is_installed(),

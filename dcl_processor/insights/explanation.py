@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.db.models import Index, Model, QuerySet
 
 from dcl_processor.candidates import groups, pending_index, scan
@@ -34,8 +33,7 @@ class Explanation:
     ``read``: the lock-free read, ``None`` if it is not sent because no row can be pending.
     ``plan``: of the read. ``verdict``: whether an index serves the read, in one sentence.
     ``index``: the one that would, ``None`` if an index serves it already, or none can;
-    ``index_model``: the model whose ``Meta`` is to have it; ``is_declared``: it has such an index;
-    ``is_chosen``: whether PostgreSQL would choose it now, ``None`` if that was not tried.
+    ``index_model``: the model whose ``Meta`` is to have it; ``is_declared``: it has such an index.
     ``in_flight_index``: the one that ``group_by`` needs besides, ``None`` if that ``Meta`` has it.
     ``age_index``: the one from which the age of the oldest pending row can be read, ``None`` if the
     ``Meta`` has it, or no age is asked for. ``remarks``: sentences.
@@ -51,7 +49,6 @@ class Explanation:
     plan: Plan | None = None
     index: Index | None = None
     is_declared: bool = False
-    is_chosen: bool | None = None
     in_flight_index: Index | None = None
     age_index: Index | None = None
     remarks: tuple[str, ...] = ()
@@ -70,7 +67,6 @@ class Explanation:
             "verdict": self.verdict,
             "suggested_index": _source(self.index),
             "suggested_index_is_declared": self.is_declared,
-            "suggested_index_is_chosen": self.is_chosen,
             "suggested_index_of_rows_in_flight": _source(self.in_flight_index),
             "suggested_index_of_ages": _source(self.age_index),
             "remarks": list(self.remarks),
@@ -111,18 +107,10 @@ def explanation(
         plan=plan,
         index=index,
         is_declared=index is not None and pending_index.is_declared(index, indexes.model),
-        is_chosen=None if index is None else _would_use(read, indexes.model, index, seconds),
         in_flight_index=_undeclared(indexes.in_flight, indexes.model),
         age_index=_undeclared(asked.age_index(), question.model),
         remarks=tuple(_remarks(asked, plan)),
     )
-
-
-def _would_use(read: Statement, model: type[Model], index: Index, seconds: float) -> bool | None:
-    # An index that the extension cannot have leaves the explanation as it is.
-    with suppress(DatabaseError), reading(read.using, seconds):
-        return would_use(read, model, index)
-    return None
 
 
 def _source(index: Index | None) -> str | None:
@@ -289,32 +277,6 @@ def plan_of(statement: Statement, model: type[Model]) -> Plan:
         case _:
             rows = _explain(statement, "EXPLAIN")
             return Plan(tuple(", ".join(str(each) for each in row if each) for row in rows))
-
-
-_HYPOPG = """
-SELECT quote_ident(nspname) FROM pg_extension
-JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'hypopg'
-"""
-
-
-def would_use(statement: Statement, model: type[Model], index: Index) -> bool | None:
-    """Return whether PostgreSQL would read by this index, as it has it.
-
-    The extension ``hypopg`` shows that without the index; ``None``: it is not installed.
-    """
-    connection = connections[statement.using]
-    if connection.vendor != "postgresql":
-        return None
-    with connection.schema_editor(collect_sql=True) as editor:
-        create = str(index.create_sql(model, editor))
-    using = statement.using
-    for (schema,) in catalog.rows(using, _HYPOPG):
-        make = f"SELECT indexrelid, indexname FROM {schema}.hypopg_create_index(%s)"  # noqa: S608  # quoted
-        ((oid, name),) = catalog.rows(using, make, [create])
-        used = {each for node in _nodes(_json(statement)) for each, _ in _used(node)}
-        catalog.rows(using, f"SELECT {schema}.hypopg_drop_index(%s)", [oid])
-        return name in used
-    return None
 
 
 def estimated_rows(rows: QuerySet[Any, Any]) -> float | None:

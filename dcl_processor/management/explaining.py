@@ -25,13 +25,6 @@ from .output import Output
 if TYPE_CHECKING:
     from dcl_processor.insights.explanation import Explanation
 
-#: Whether PostgreSQL would choose the suggested index, as the extension hypopg shows.
-TRIED = {
-    None: "not tried",
-    True: "hypopg: PostgreSQL would use it",
-    False: "hypopg: PostgreSQL would not use it with today's rows",
-}
-
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="Processors to explain.")
@@ -93,8 +86,7 @@ def _suggestion(found: Explanation) -> Iterator[str]:
         why = "is not migrated, the table is too small for it, or the statistics are old (ANALYZE)"
         yield f"{declared}. It {why}." if connection.vendor == "postgresql" else f"{declared}."
         return
-    tried = TRIED[found.is_chosen]
-    yield f"\nThis index would serve it ({tried}). Add it to the Meta.indexes of {label}:"
+    yield f"\nThis index would serve it. Add it to the Meta.indexes of {label}:"
     yield "\n" + indent("\n".join(pending_index.imports(index)), "    ")
     yield "\n" + indent(f"{pending_index.source(index)},", "    ")
     if not connection.features.supports_partial_indexes:

@@ -1,4 +1,4 @@
-"""A private PostgreSQL from Debian's ``postgresql``: older than the embedded, with extensions.
+"""A private PostgreSQL from Debian's ``postgresql``: older than the embedded.
 
 python -m tests.servers.postgresql -- COMMAND…
 
@@ -10,21 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import quote
 
 from .software import Software, run_with
 
 SOFTWARE = Software("PostgreSQL", ("initdb", "postgres"), package="postgresql", user="postgres")
 is_installed = SOFTWARE.is_installed
-
-#: Packages with extensions, as apt-get takes a pattern, and where they put them.
-EXTENSIONS = "^postgresql-[0-9]+-hypopg$"
-
-
-def has_extensions() -> bool:
-    """Say whether the extensions are there, too."""
-    return bool([*Path("/usr/share/postgresql").glob("*/extension/hypopg.control")])
 
 
 @contextmanager
