@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -34,20 +34,18 @@ class How(StrEnum):
     """How an answer was found.
 
     ``EXACT``: read, or true by definition. ``MORE_THAN``: counting stopped at the value.
-    ``ESTIMATED``: the database's planner expects the value, which may be wrong by any factor.
     ``UNKNOWN``: it could not be found out. ``NOT_RECORDED``: nothing in the database shows it.
     """
 
     EXACT = "exact"
     MORE_THAN = "more than"
-    ESTIMATED = "estimated"
     UNKNOWN = "unknown"
     NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """A value, and how it was found; ``why``: the reason if there is none, or only an estimate."""
+    """A value, and how it was found; ``why``: the reason if there is none."""
 
     value: T | None
     how: How = How.EXACT
@@ -138,48 +136,29 @@ class Asker:
         self._down = {} if down is None else down
         self._end = end
 
-    def ask(
-        self,
-        using: str,
-        read: Callable[[], Answer[T]],
-        estimate: Callable[[], Answer[T]] | None = None,
-    ) -> Answer[T]:
-        """Return the answer; no error is raised, whatever the database or the user's code does.
-
-        ``estimate``: asked in the same way if the answer takes too long; without a value, the
-        answer is unknown.
-        """
+    def ask(self, using: str, read: Callable[[], Answer[T]]) -> Answer[T]:
+        """Return the answer; no error is raised, whatever the database or the user's code does."""
         left = self._end - time.monotonic()
         if left < SHORTEST:
             return Answer.unknown("not asked, because the time of the page was used up")
         seconds = min(self._seconds, left)
-        answer, is_late = self._answer(using, read, seconds)
-        if not is_late or estimate is None:
-            return answer
-        expected, _ = self._answer(using, estimate, seconds)
-        return answer if expected.value is None else replace(expected, why=answer.why)
-
-    def _answer(
-        self, using: str, read: Callable[[], Answer[T]], seconds: float
-    ) -> tuple[Answer[T], bool]:
-        """Return the answer, and whether it took too long."""
         if using in self._down:
-            return Answer.unknown(self._down[using]), False
+            return Answer.unknown(self._down[using])
         try:
             is_connected(using)
             connections[using].ensure_connection()
         except Exception as error:  # noqa: BLE001  # the reason is the answer
             self._down[using] = explain(error, self._processor, using)
-            return Answer.unknown(self._down[using]), False
+            return Answer.unknown(self._down[using])
         try:
             with reading(using, seconds):
-                return read(), False
+                return read()
         except NotRecordedError as error:
-            return Answer.not_recorded(str(error)), False
+            return Answer.not_recorded(str(error))
         except Exception as error:  # noqa: BLE001  # the other questions can still be answered
             if is_database_error(error) and is_statement_timeout(error):
-                return Answer.unknown(f"not within {seconds:g} s"), True
-            return Answer.unknown(explain(error, self._processor, using)), False
+                return Answer.unknown(f"not within {seconds:g} s")
+            return Answer.unknown(explain(error, self._processor, using))
 
 
 # --- what ``doctor`` has found out about one thing

@@ -23,7 +23,7 @@ WHERE i.indrelid = %s::regclass AND i.indisvalid ORDER BY c.relname
 """
 
 _TABLE = """
-SELECT c.reltuples, c.reloptions, s.n_dead_tup, s.n_tup_upd, s.n_tup_hot_upd
+SELECT c.reloptions, s.n_dead_tup, s.n_tup_upd, s.n_tup_hot_upd
 FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid = %s::regclass
 """
 
@@ -61,13 +61,12 @@ class TableIndex:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table's figures. ``rows``: the estimate that the planner uses, ``None`` if it has none.
+    """A table's figures.
 
     ``options``: the table's storage parameters. ``dead``, ``updates`` and ``hot`` are numbers of
     rows: those not yet vacuumed, and the updates, of which ``hot`` left the indexes as they were.
     """
 
-    rows: float | None
     options: Mapping[str, str]
     dead: int
     updates: int
@@ -108,9 +107,8 @@ def indexes(using: str, model: type[Model]) -> list[TableIndex]:
 
 def table(using: str, model: type[Model]) -> Table:
     """Return the figures of the model's table."""
-    ((number, options, dead, updates, hot),) = rows(using, _TABLE, [_named(using, model)])
+    ((options, dead, updates, hot),) = rows(using, _TABLE, [_named(using, model)])
     return Table(
-        rows=None if number < 0 else number,
         options=dict(option.split("=", 1) for option in options or ()),
         # A table that was never used has no statistics.
         dead=dead or 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -222,53 +222,21 @@ def held_keys(asked: Asked) -> Iterator[Finding]:
 # --- the table of one model, as PostgreSQL's statistics show it
 
 
-#: Multiples of autovacuum's threshold from which it is behind: it looks at a table once a minute.
-FAR_BEHIND = 2
-
-_THRESHOLDS = (
-    "autovacuum",
-    "track_counts",
-    "autovacuum_vacuum_threshold",
-    "autovacuum_vacuum_scale_factor",
-    "autovacuum_vacuum_max_threshold",
-)
-
-
 def autovacuum(using: str, model: type[Model]) -> Iterator[Finding]:
-    """Find whether dead rows are removed from the table in time."""
-    table, settings = catalog.table(using, model), catalog.settings(using, *_THRESHOLDS)
-    if settings["track_counts"] == "off":
-        yield unknown(
-            "how many dead rows the table has",
-            "track_counts is off, without which autovacuum does not work either",
-            "Set track_counts = on",
-        )
-        return
-    threshold = _threshold(table, settings)
+    """Find whether dead rows are removed from the table at all."""
+    table = catalog.table(using, model)
+    settings = catalog.settings(using, "autovacuum", "track_counts")
     off = ("false", "off", "0", "no")
-    is_off = settings["autovacuum"] == "off" or table.options.get("autovacuum_enabled") in off
-    if not is_off and table.dead <= FAR_BEHIND * threshold:
-        yield ok(f"{table.dead} dead rows, and autovacuum starts after {threshold:.0f}")
+    if "off" not in settings.values() and table.options.get("autovacuum_enabled") not in off:
+        yield ok(f"autovacuum is on for the table, which has {table.dead} dead rows")
         return
-    behind = f"{table.dead} dead rows, where autovacuum starts after {threshold:.0f}"
     yield warning(
-        f"autovacuum is off for the table, which has {table.dead} dead rows" if is_off else behind,
+        f"autovacuum is off for the table, which has {table.dead} dead rows",
         "Every flip leaves a dead row and a dead entry in the pending index, and each lock-free "
         "read passes them",
-        "VACUUM the table; set autovacuum_enabled = true, autovacuum_vacuum_scale_factor = 0 and "
-        "autovacuum_vacuum_threshold = 5000 for it; look for an old snapshot",
+        "Set autovacuum_enabled = true for the table, or autovacuum and track_counts = on for the "
+        "server, and VACUUM the table",
     )
-
-
-def _threshold(table: catalog.Table, settings: Mapping[str, str]) -> float:
-    # Since PostgreSQL 18 there is a maximum; below 0 there is none.
-    known = {"autovacuum_vacuum_max_threshold": "-1", **settings, **table.options}
-    least, share, most = (
-        float(known[f"autovacuum_vacuum_{name}"])
-        for name in ("threshold", "scale_factor", "max_threshold")
-    )
-    wanted = least + share * (table.rows or 0)
-    return min(wanted, most) if most >= 0 else wanted
 
 
 def needless_indexes(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:

@@ -22,9 +22,6 @@ from dcl_processor.processor import BatchProcessor
 from . import catalog, rows
 from .answer import TIMEOUT
 
-#: Rows: a database reads a smaller table as a whole, which is as fast as an index.
-SMALL = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -62,7 +59,6 @@ class Explanation:
             "database": self.using,
             "read": self.read,
             "plan": None if plan is None else list(plan.lines),
-            "rows": None if plan is None else plan.rows,
             "index": None if plan is None else plan.index,
             "verdict": self.verdict,
             "suggested_index": _source(self.index),
@@ -141,16 +137,10 @@ def _remarks(asked: Asked, plan: Plan) -> Iterator[str]:
     processor, question = asked.processor, asked.question
     connection = connections[question.using]
     if connection.vendor == "postgresql" and plan.index is None:
-        if plan.rows is None:
-            yield (
-                "PostgreSQL does not know how many rows the table has, so this may not be its "
-                "plan for a large table; run ANALYZE."
-            )
-        elif plan.rows < SMALL:
-            yield (
-                f"With about {plan.rows:.0f} rows the table is small, and to read all of it is "
-                "right; an index counts when the table has grown."
-            )
+        yield (
+            "A small table is read as a whole with any index: ask about one with thousands of "
+            "rows, after ANALYZE."
+        )
     if plan.index is None and pending_index.suggested(processor, question).read is None:
         yield (
             f"No index of {question.model._meta.label} can hold a condition of pending: each "
@@ -255,15 +245,13 @@ class Plan:
     """A plan. ``lines``: as the database shows it. The rest is known of PostgreSQL alone.
 
     ``index``: the index of the table by which only some of its rows are read, if there is one.
-    ``walks``: an index whose every entry is read instead, in its order. ``rows``: of the table, as
-    the database estimates them; ``None`` if it does not. ``is_judged``: whether the plan shows how
-    the table is read.
+    ``walks``: an index whose every entry is read instead, in its order. ``is_judged``: whether the
+    plan shows how the table is read.
     """
 
     lines: tuple[str, ...]
     index: str | None = None
     walks: str | None = None
-    rows: float | None = None
     is_judged: bool = False
 
 
@@ -279,30 +267,20 @@ def plan_of(statement: Statement, model: type[Model]) -> Plan:
             return Plan(tuple(", ".join(str(each) for each in row if each) for row in rows))
 
 
-def estimated_rows(rows: QuerySet[Any, Any]) -> float | None:
-    """Return how many rows PostgreSQL expects the queryset to have; ``None``: another database."""
-    if (statement := compiled(rows)) is None:
-        return 0.0
-    if connections[statement.using].vendor != "postgresql":
-        return None
-    return float(_json(statement)["Plan Rows"])
-
-
 def _of_postgresql(statement: Statement, model: type[Model]) -> Plan:
     lines = tuple(line for (line,) in _explain(statement, "EXPLAIN"))
     known = catalog.indexes(statement.using, model)
     partial = {each.name for each in known if each.is_partial}
-    rows = catalog.table(statement.using, model).rows
     name = _bare(model._meta.db_table)
     reads = [node for node in _nodes(_json(statement)) if node.get("Relation Name") == name]
     if not reads:  # a table with partitions, or a view
-        return Plan(lines, rows=rows)
+        return Plan(lines)
     used = [each for node in reads for each in _used(node)]
     # All rows of a partial index are asked for; of another one, those that meet a condition.
     narrow = [name for name, has_condition in used if has_condition or name in partial]
     wide = [name for name, _ in used if name not in narrow]
     index = narrow[0] if len(narrow) >= len(reads) else None
-    return Plan(lines, index, wide[0] if wide else None, rows, is_judged=True)
+    return Plan(lines, index, wide[0] if wide else None, is_judged=True)
 
 
 def _json(statement: Statement) -> Any:

@@ -19,7 +19,6 @@ from dcl_processor.processor import BatchProcessor
 
 from . import rows
 from .answer import TIMEOUT, Answer, Asker, How, Moment
-from .explanation import estimated_rows
 from .locks import Locked, locked
 
 if TYPE_CHECKING:
@@ -95,14 +94,7 @@ def status(
         return replace(kept, delivery=delivery, using=using, answers=answers)
     asker = Asker(processor, seconds, down, end)
     subject = _Subject(processor, question, backlog.MOST if most is None else most, doubt_after)
-    answers = {
-        name: asker.ask(
-            question.using,
-            partial(subject.read, name),
-            partial(subject.expect, name) if name in PENDING else None,
-        )
-        for name in wanted
-    }
+    answers = {name: asker.ask(question.using, partial(subject.read, name)) for name in wanted}
     return replace(
         kept, delivery=delivery, using=question.using, answers={**answers, **kept.answers}
     )
@@ -134,10 +126,6 @@ class _Subject:
                 return self._locked()
             case _:
                 return self._count(name)
-
-    def expect(self, name: str) -> Answer[int]:
-        """Return how many rows the planner expects."""
-        return _expected(self._keys(name))
 
     def _rows(self, name: str) -> QuerySet[Any, Any]:
         return rows.in_state(name, self.processor, self.question, self.doubt_after)
@@ -216,27 +204,13 @@ def _of_ledger(
     return replace(none, answers=answers, kept_back=found.value.sentence)
 
 
-# --- how many rows wait, and as how many the planner estimates
-
-
 def waiting(
     processor: BatchProcessor[Any], *, filter: Q | None, using: str | None, limit: int | None
 ) -> Answer[int]:
-    """Return how many rows a run with these parameters would find pending; raises no error.
-
-    PostgreSQL's estimate if they could not be counted within ``SIZE_TIMEOUT``.
-    """
+    """Return how many rows a run with these parameters would find pending; raises no error."""
     try:
         keys = scan.every(rows.question_of(processor, using, filter=filter))
     except Exception as error:  # noqa: BLE001  # the run will raise it
         return Answer.unknown(explain(error, processor, using))
     asker = Asker(processor, SIZE_TIMEOUT)
-    found = asker.ask(keys.db, lambda: Answer(keys[:limit].count()), partial(_expected, keys))
-    most = found.value if limit is None or found.value is None else min(limit, found.value)
-    return replace(found, value=most)
-
-
-def _expected(keys: QuerySet[Any, Any]) -> Answer[int]:
-    """Return how many rows the planner expects, if the database has an estimate."""
-    number = estimated_rows(keys)
-    return Answer(None if number is None else round(number), How.ESTIMATED)
+    return asker.ask(keys.db, lambda: Answer(keys[:limit].count()))

@@ -35,10 +35,10 @@ class Condition:
     def holds(self, answer: Answer[Any]) -> bool | None:
         """Return whether the condition is met; ``None``: the answer does not show it.
 
-        Of a number that was not counted to its end only a part is known. An estimate may be wrong
-        by any factor. No row is as old as the oldest of no rows, and no pause as long as none.
+        Of a number that was not counted to its end only a part is known. No row is as old as the
+        oldest of no rows, and no pause as long as none.
         """
-        if answer.how in ("unknown", "not recorded", "estimated"):
+        if answer.how in ("unknown", "not recorded"):
             return None
         if answer.value is None:
             return False

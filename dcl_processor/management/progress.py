@@ -11,11 +11,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.answer import Answer
 from dcl_processor.signals import OnRow
 from dcl_processor.values import span
-
-from .wording import rounded
 
 #: Seconds over which the rate is measured.
 WINDOW = 60.0
@@ -47,8 +45,7 @@ class Figures(ProgressColumn):
         done, total = int(task.completed), task.total
         if total is None:
             return f"{done:,} rows"
-        of = f"~{rounded(int(total)):,}" if task.fields["is_estimated"] else f"{int(total):,}"
-        return f"{done:,} of {of} ({int(task.percentage)} %)"
+        return f"{done:,} of {int(total):,} ({int(task.percentage)} %)"
 
 
 @contextmanager
@@ -76,15 +73,14 @@ def bar(
         redirect_stdout=sys.stdout.isatty(),
         speed_estimate_period=WINDOW,
     )
-    is_estimated = pending.how is How.ESTIMATED
-    added = drawing.add_task(name, total=pending.value, failed=0, is_estimated=is_estimated)
+    added = drawing.add_task(name, total=pending.value, failed=0)
     (task,) = drawing.tasks
 
     def count(outcome: str) -> None:
         failed = task.fields["failed"] + (outcome == "failed")
         drawing.update(added, advance=1, failed=failed)
         if task.total is not None and task.completed > task.total:
-            task.total = None  # more rows have come, or the estimate was wrong
+            task.total = None  # more rows have come
 
     with drawing:
         yield count

@@ -35,9 +35,6 @@ PARTS = {
     "given_up": "given up",
 }
 
-#: Digits of an estimate that are shown.
-_DIGITS = 4
-
 
 def answer(found: Answer[Any]) -> str:
     """Write a number of rows or a time, or why it is not known."""
@@ -48,8 +45,6 @@ def number(answer: Answer[int]) -> str:
     """Write a number of rows, or why it is not known; empty: there is none."""
     if answer.how == "more than":
         return f"more than {answer.value:,}"
-    if answer.how == "estimated":
-        return f"~{rounded(answer.value or 0):,} (the planner's estimate: {answer.why})"
     return answer.missing if answer.value is None else f"{answer.value:,}"
 
 
@@ -57,8 +52,6 @@ def short(answer: Answer[int]) -> str:
     """Write a number of rows for a narrow column."""
     if answer.value is None:
         return "?"
-    if answer.how == "estimated":
-        return f"~{rounded(answer.value or 0)}"
     return f"{answer.value}+" if answer.how == "more than" else str(answer.value)
 
 
@@ -125,8 +118,3 @@ def holder(holder: Holder) -> str:
             "it)"
         )
     return words if holder.blocks else f"{words} (a lock that keeps no worker from the row)"
-
-
-def rounded(number: int) -> int:
-    """Return an estimate with as many digits as it can be trusted for."""
-    return round(number, min(0, _DIGITS - len(str(number))))

@@ -198,30 +198,6 @@ def test_a_database_that_does_not_answer_could_not_be_found_out(manage: Manage) 
 # --- the table
 
 
-def test_dead_rows_are_found_until_they_are_vacuumed(manage: Manage) -> None:
-    parcels(1_000, sent=True)
-    execute(
-        "ALTER TABLE tests_parcel SET (autovacuum_vacuum_threshold = 100,"
-        " autovacuum_vacuum_scale_factor = 0)"
-    )
-    try:
-        # A snapshot keeps autovacuum, which may come just now, from removing them.
-        with snapshot():
-            Parcel.objects.update(note="dead")
-            counted()
-            found = doctor(manage)
-            assert (found.code, found.level("autovacuum")) == (1, "warning")
-            what = "1000 dead rows, where autovacuum starts after 100"
-            assert found.what("autovacuum") == what
-        vacuum()
-        assert doctor(manage).level("autovacuum") == "ok"
-    finally:
-        execute(
-            "ALTER TABLE tests_parcel RESET (autovacuum_vacuum_threshold,"
-            " autovacuum_vacuum_scale_factor)"
-        )
-
-
 def test_autovacuum_that_is_off_for_the_table_is_found(manage: Manage) -> None:
     vacuum()
     execute("ALTER TABLE tests_parcel SET (autovacuum_enabled = false)")

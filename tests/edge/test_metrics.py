@@ -322,9 +322,6 @@ def test_more_rows_than_are_counted_are_one_more(monkeypatch: pytest.MonkeyPatch
     assert prometheus._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
     assert prometheus._value(Answer(10_000)) == 10_000.0
     assert prometheus._value(Answer.unknown("why")) is None
-    # A rate of it, or an alert, would follow the statistics of the table.
-    estimated = Answer(1_000, How.ESTIMATED)
-    assert (prometheus._value(estimated), prometheus._is_unknown(estimated)) == (None, True)
     assert prometheus._value(Answer.not_recorded("why")) is None
 
 

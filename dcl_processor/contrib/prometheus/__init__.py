@@ -119,8 +119,7 @@ def gauges(found: Iterable[insights.Status]) -> Iterator[Metric]:
 
 
 def _is_unknown(answer: Answer[Any]) -> bool:
-    # An estimate follows the statistics of the table, and not the rows.
-    return answer.how in (How.UNKNOWN, How.ESTIMATED)
+    return answer.how is How.UNKNOWN
 
 
 def _value(answer: Answer[Any]) -> float | None:
