@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection
 from django.db.models import Exists, F, Index, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Lower, Now
 from django.utils import timezone
@@ -128,24 +127,6 @@ def test_a_column_that_ages_are_read_from_comes_first() -> None:
     index = suggested(Parcel.objects.filter(sent=False), since="sent_at")
     assert index is not None
     assert index.fields == ["sent_at", "id"]
-
-
-def test_a_database_without_partial_indexes_gets_a_plain_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The columns of equalities first, after which the rows are still in the order of the key."""
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
-    rows = Parcel.objects.filter(weight__gt=5, sent=False, sent_at=None, priority__in=[1, 2])
-    index = suggested(rows)
-    assert index is not None
-    assert (index.fields, index.condition) == (
-        ["sent", "sent_at", "priority", "weight", "id"],
-        None,
-    )
-    assert suggested(Parcel.objects.filter(depot__open=True)) is None
-    ordered = suggested(Parcel.objects.filter(sent=False).order_by("tries"), strict_order=True)
-    assert ordered is not None
-    assert ordered.fields == ["sent", "tries", "id"]
 
 
 def test_the_code_makes_the_index() -> None:

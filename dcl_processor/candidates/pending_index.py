@@ -20,7 +20,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import connections
 from django.db.models import F, Index, Model, Q, Value
 from django.db.models.expressions import Col
 from django.db.models.functions import Now
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
 #: Lookups that compare a column's value with others.
 _COMPARISONS = frozenset({"exact", "in", "gt", "gte", "lt", "lte", "range"})
-
-#: Lookups after which an index still has the rows in the order of its next column.
-_EQUALITIES = frozenset({"exact", "isnull"})
 
 #: The types of the constants that can be written into a model's ``Meta``.
 _CONSTANTS = (type(None), bool, int, float, Decimal, str, bytes, UUID, timedelta)
@@ -68,19 +64,15 @@ def pending_index(
     field.
     ``strict_order``: the read is in the queryset's own order, and not in that of the primary key.
     ``since``: a column whose smallest value in the pending rows the index is to show instead.
-    The index is partial where the database has partial indexes. ``None``: no condition of the
-    question compares a column of this table with a constant or with the time. Sends no query.
+    ``None``: no condition of the question compares a column of this table with a constant or with
+    the time. Sends no query.
     """
     if group is not None:
         return _index_of_keys(question, group)
     parts = _split(question)
     order = _order(question, question.model) if strict_order else [since] if since else []
-    if connections[question.using].features.supports_partial_indexes:
-        first = (order if parts.constant else []) or parts.moving
-        condition = reduce(operator.and_, parts.constant) if parts.constant else None
-    else:
-        first = [*parts.equal, *((order if parts.equal else []) or [*parts.ranged, *parts.moving])]
-        condition = None
+    first = (order if parts.constant else []) or parts.moving
+    condition = reduce(operator.and_, parts.constant) if parts.constant else None
     if condition is None and not first:
         return None
     return _index(question.model, first, condition)
@@ -88,9 +80,7 @@ def pending_index(
 
 def _index_of_keys(question: Question[Any], group: Any) -> Index:
     """Return the index for the keys of the rows, and for the rows of a key in their order."""
-    is_own = group.model is question.model
-    is_partial = is_own and connections[question.using].features.supports_partial_indexes
-    constant = _split(question).constant if is_partial else []
+    constant = _split(question).constant if group.model is question.model else []
     condition = reduce(operator.and_, constant) if constant else None
     return _index(group.model, [group.name, *_order(question, group.model)], condition)
 
@@ -139,33 +129,25 @@ def _serialized(index: Index) -> dict[str, tuple[str, set[str]]]:
 class _Parts:
     """The conditions of a question by what an index can do with them.
 
-    ``constant``: those of a partial index, whose columns are ``equal`` to a constant, or
-    ``ranged``; ``moving``: columns that are compared with the time.
+    ``constant``: those of a partial index; ``moving``: columns that are compared with the time.
     """
 
     constant: list[Q] = field(default_factory=list)
-    equal: list[str] = field(default_factory=list)
-    ranged: list[str] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
 
     def sort(self, columns: _Columns, node: Any) -> None:
         """Add one condition."""
-        name, lookup = columns.of(getattr(node, "lhs", None)), getattr(node, "lookup_name", "")
+        name = columns.of(getattr(node, "lhs", None))
         try:
             self.constant.append(columns.condition(node))
         except _NotConstantError:
-            if name is not None and columns.is_moving(node):
+            if name is not None and _is_moving(node):
                 self.moving.append(name)
-            return
-        if name is not None and lookup in _EQUALITIES:
-            self.equal.append(name)
-        elif name is not None and lookup in _COMPARISONS:
-            self.ranged.append(name)
 
 
 def _split(question: Question[Any]) -> _Parts:
     query, parts = question.unfiltered.query, _Parts()
-    columns = _Columns(query.base_table, connections[question.using].vendor)
+    columns = _Columns(query.base_table)
     for node in demanded(query.where):
         parts.sort(columns, node)
     return parts
@@ -174,12 +156,8 @@ def _split(question: Question[Any]) -> _Parts:
 class _Columns:
     """Turns conditions on the columns of one table back into ``Q`` objects."""
 
-    def __init__(self, table: str | None, vendor: str) -> None:
+    def __init__(self, table: str | None) -> None:
         self._table = table
-        # SQLite compares the condition of a partial index with a statement's parameters one by one,
-        # and does not recognise a list of them. It has no statistics of a column's values, and
-        # reads the whole table in the order of its key, rather than a range that it has to sort.
-        self._is_simple = vendor == "sqlite"
 
     def of(self, expression: Any) -> str | None:
         """Return the name of the field, if the expression is a column of the table."""
@@ -196,18 +174,10 @@ class _Columns:
         lookup = "" if node.lookup_name == "exact" else f"__{node.lookup_name}"
         if not isinstance(node.rhs, _LISTS):
             return Q(**{f"{name}{lookup}": self._value(node.rhs)})
-        if self._is_simple and node.lookup_name == "in":
-            raise _NotConstantError
         values = [self._value(each) for each in node.rhs]
         # A set has another order in each process, and the name of the index depends on the order.
         is_set = isinstance(node.rhs, (set, frozenset))
         return Q(**{f"{name}{lookup}": sorted(values, key=repr) if is_set else values})
-
-    def is_moving(self, node: Any) -> bool:
-        """Return whether a lookup compares its column with values that are read from no table."""
-        values = node.rhs if isinstance(node.rhs, _LISTS) else [node.rhs]
-        known = {"in"} if self._is_simple else _COMPARISONS
-        return node.lookup_name in known and not any(map(_reads_a_table, values))
 
     def _several(self, node: WhereNode) -> Q:
         if node.connector not in (AND, OR) or not node.children:
@@ -228,6 +198,12 @@ class _Columns:
         if type(value) not in _CONSTANTS:
             raise _NotConstantError
         return value
+
+
+def _is_moving(node: Any) -> bool:
+    """Return whether a lookup compares its column with values that are read from no table."""
+    values = node.rhs if isinstance(node.rhs, _LISTS) else [node.rhs]
+    return node.lookup_name in _COMPARISONS and not any(map(_reads_a_table, values))
 
 
 def _reads_a_table(value: Any) -> bool:
@@ -292,17 +268,14 @@ def suggested(processor: Definition[Any], question: Question[Any]) -> Suggested:
         return Suggested(question.model, index)
     groups = groups_of(processor, question.model)
     index = pending_index(question, group=groups.field)
-    return Suggested(groups.field.model, index, _in_flight(processor, question, groups))
+    return Suggested(groups.field.model, index, _in_flight(processor, groups))
 
 
-def _in_flight(processor: Definition[Any], question: Question[Any], groups: Groups) -> Index | None:
+def _in_flight(processor: Definition[Any], groups: Groups) -> Index | None:
     key, time = groups.field, time_in_flight(processor, groups)
     if time is None:
         return None
     name = f"{key.model._meta.model_name[:_PART]}_{key.name[:_PART]}_in_flight"
-    # Django does not make an index with a condition where the database has none.
-    if not connections[question.using].features.supports_partial_indexes:
-        return Index(fields=[key.name, time], name=name)
     return Index(fields=[key.name], condition=Q(**{f"{time}__isnull": False}), name=name)
 
 

@@ -17,6 +17,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.processor import BatchProcessor
 
 from . import catalog, rows
@@ -75,9 +76,11 @@ def explanation(
     """Explain what a run would ask; executes none of it, and locks nothing.
 
     ``seconds``: the time limit of each question to the database, which may have to wait for a
-    migration. Raises the errors of the processor's options and of the database.
+    migration. Raises ``Unsupported`` unless the database is PostgreSQL, and the errors of the
+    processor's options and of the database.
     """
     asked = Asked.of(processor, using)
+    _refuse_others(processor, asked.question.using)
     question, read, indexes = (
         asked.question,
         asked.read(),
@@ -98,7 +101,7 @@ def explanation(
     index = indexes.read if plan.index is None else None
     return replace(
         found,
-        verdict=_verdict(plan, question.using),
+        verdict=_verdict(plan),
         read=read.text,
         plan=plan,
         index=index,
@@ -109,6 +112,15 @@ def explanation(
     )
 
 
+def _refuse_others(processor: BatchProcessor[Any], using: str) -> None:
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        raise Unsupported(
+            f"{processor.name}: expected PostgreSQL for explain, whose plans are judged, got "
+            f"{connection.display_name}; read the plan that its own EXPLAIN shows."
+        )
+
+
 def _source(index: Index | None) -> str | None:
     return None if index is None else pending_index.source(index)
 
@@ -117,26 +129,23 @@ def _undeclared(index: Index | None, model: type[Model]) -> Index | None:
     return None if index is None or pending_index.is_declared(index, model) else index
 
 
-def _verdict(plan: Plan, using: str) -> str:
-    connection = connections[using]
-    database: str = connection.display_name
+def _verdict(plan: Plan) -> str:
     if not plan.is_judged:
-        on = "a table with partitions" if connection.vendor == "postgresql" else database
-        return f"Which index serves this read is not judged on {on}: see the plan."
+        return "The table has partitions, so which index serves this read is not judged."
     if plan.index is not None:
         return f"The index {plan.index} serves this read."
     if plan.walks is not None:
         return (
-            f"No index serves this read: {database} goes through all entries of {plan.walks}, "
+            f"No index serves this read: PostgreSQL goes through all entries of {plan.walks}, "
             "until it has found enough pending rows."
         )
-    return f"No index serves this read: {database} reads the whole table."
+    return "No index serves this read: PostgreSQL reads the whole table."
 
 
 def _remarks(asked: Asked, plan: Plan) -> Iterator[str]:
     processor, question = asked.processor, asked.question
     connection = connections[question.using]
-    if connection.vendor == "postgresql" and plan.index is None:
+    if plan.index is None:
         yield (
             "A small table is read as a whole with any index: ask about one with thousands of "
             "rows, after ANALYZE."
@@ -171,13 +180,8 @@ class Statement:
         if not self.params:
             # The driver does the same with the placeholders' escapes.
             return self.sql.replace("%%", "%")
-        if connection.vendor == "postgresql":
-            return _text(connection.ops.compose_sql(self.sql, self.params))
-        with connection.cursor() as cursor:
-            if connection.vendor == "mysql":
-                # Django has the text only of a statement that was executed.
-                return _text(cursor.mogrify(self.sql, self.params))
-            return _text(connection.ops.last_executed_query(cursor, self.sql, self.params))
+        filled: str | bytes = connection.ops.compose_sql(self.sql, self.params)
+        return filled.decode() if isinstance(filled, bytes) else filled
 
 
 def compiled(rows: QuerySet[Any, Any]) -> Statement | None:
@@ -187,10 +191,6 @@ def compiled(rows: QuerySet[Any, Any]) -> Statement | None:
     except EmptyResultSet:
         return None
     return Statement(sql, params, rows.db)
-
-
-def _text(filled: str | bytes) -> str:
-    return filled.decode() if isinstance(filled, bytes) else filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan. ``lines``: as the database shows it. The rest is known of PostgreSQL alone.
+    """A plan. ``lines``: as PostgreSQL shows it.
 
     ``index``: the index of the table by which only some of its rows are read, if there is one.
     ``walks``: an index whose every entry is read instead, in its order. ``is_judged``: whether the
@@ -257,17 +257,6 @@ class Plan:
 
 def plan_of(statement: Statement, model: type[Model]) -> Plan:
     """Return the plan by which the statement reads the model's table."""
-    match connections[statement.using].vendor:
-        case "postgresql":
-            return _of_postgresql(statement, model)
-        case "sqlite":
-            return Plan(tuple(row[3] for row in _explain(statement, "EXPLAIN QUERY PLAN")))
-        case _:
-            rows = _explain(statement, "EXPLAIN")
-            return Plan(tuple(", ".join(str(each) for each in row if each) for row in rows))
-
-
-def _of_postgresql(statement: Statement, model: type[Model]) -> Plan:
     lines = tuple(line for (line,) in _explain(statement, "EXPLAIN"))
     known = catalog.indexes(statement.using, model)
     partial = {each.name for each in known if each.is_partial}

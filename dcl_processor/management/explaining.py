@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
-from django.db import connections
 
 from dcl_processor.candidates import pending_index
 from dcl_processor.diagnosis import Trouble
@@ -80,23 +79,20 @@ def _part(title: str, *texts: str) -> Iterator[str]:
 def _suggestion(found: Explanation) -> Iterator[str]:
     index, label = found.index, found.index_model._meta.label
     assert index is not None
-    connection = connections[found.using]
     if found.is_declared:
-        declared = f"\nThe Meta.indexes of {label} have one that would serve it"
-        why = "is not migrated, the table is too small for it, or the statistics are old (ANALYZE)"
-        yield f"{declared}. It {why}." if connection.vendor == "postgresql" else f"{declared}."
+        yield (
+            f"\nThe Meta.indexes of {label} have one that would serve it. It is not migrated, the "
+            "table is too small for it, or the statistics are old (ANALYZE)."
+        )
         return
     yield f"\nThis index would serve it. Add it to the Meta.indexes of {label}:"
     yield "\n" + indent("\n".join(pending_index.imports(index)), "    ")
     yield "\n" + indent(f"{pending_index.source(index)},", "    ")
-    if not connection.features.supports_partial_indexes:
-        yield f"\n{connection.display_name} has no partial indexes, so it holds all rows."
-    if connection.vendor == "postgresql":
-        yield (
-            "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
-            "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
-            "does not block writes."
-        )
+    yield (
+        "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
+        "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
+        "does not block writes."
+    )
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,11 @@ from django.db.models import F, Func, IntegerField
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.insights import row as rows
-from dcl_processor.insights.answer import Answer, Asker, How, Moment
+from dcl_processor.insights.answer import Answer, Asker, How, Level, Moment
+from dcl_processor.insights.doctor import examine
+from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.status import NUMBERS, status
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected, time_limits
@@ -431,3 +433,28 @@ def test_discard_gives_up_on_what_is_pending_or_claimed_and_on_nothing_else() ->
     assert fresh.next_attempt_at is None
     assert ask(run)["given_up"].value == 2
     assert run.discard(Errand.objects.all()) == 0
+
+
+# --- what only PostgreSQL is asked for
+
+
+def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
+    found = list(examine([the.transactional(the.ignore)]))
+    left_out = [each.what for each in found if each.level is Level.LEFT_OUT]
+    assert {each.check for each in found if each.level is Level.OK} >= {"read-only", "router"}
+    assert Level.PROBLEM not in {each.level for each in found}
+    if connection.vendor == "postgresql":
+        assert left_out == []
+        return
+    (what,) = left_out
+    assert what.endswith(f"flag-index: {connection.display_name} is not asked for them")
+
+
+def test_explain_is_for_postgresql_alone() -> None:
+    run = the.transactional(the.ignore)
+    if connection.vendor == "postgresql":
+        assert explanation(run).plan is not None
+        return
+    words = f"expected PostgreSQL for explain, .* got {connection.display_name}; read the plan"
+    with pytest.raises(Unsupported, match=words):
+        explanation(run)
