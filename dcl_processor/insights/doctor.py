@@ -9,7 +9,6 @@ from typing import Any
 from django.db import connections, router
 from django.db.models import Model
 
-from dcl_processor.candidates.pending_index import suggested
 from dcl_processor.clock import utc_text
 from dcl_processor.database.contention import is_database_error
 from dcl_processor.database.time_limit import reading
@@ -23,6 +22,7 @@ from dcl_processor.processor import BatchProcessor
 from . import catalog, rows
 from .answer import TIMEOUT, Finding, Level, ok, problem, unknown, warning
 from .explanation import Asked
+from .pending_index import suggested
 
 #: What only PostgreSQL has figures for.
 _OF_POSTGRESQL = "snapshot, idle-in-transaction, autovacuum, flag-index"

@@ -12,7 +12,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Index, Model, QuerySet
 
-from dcl_processor.candidates import groups, pending_index, scan
+from dcl_processor.candidates import groups, scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition import model_columns
@@ -20,7 +20,7 @@ from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.processor import BatchProcessor
 
-from . import catalog, rows
+from . import catalog, pending_index, rows
 from .answer import TIMEOUT
 
 

@@ -26,10 +26,9 @@ from django.db.models.functions import Now
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, OR, WhereNode
 
+from dcl_processor.candidates.question import PLAIN_LOOKUPS, Question, demanded, order_of
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, groups_of
-
-from .question import PLAIN_LOOKUPS, Question, demanded, order_of
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
