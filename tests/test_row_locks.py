@@ -19,7 +19,7 @@ from dcl_processor.exceptions import Unsupported
 from dcl_processor.insights import row as rows
 from dcl_processor.insights import rows as rows_
 from dcl_processor.insights.answer import How
-from dcl_processor.insights.locks import Holder, Locked, Probed, locked
+from dcl_processor.insights.locks import Holder, Locked, locked
 from dcl_processor.insights.status import status
 from dcl_processor.locking import slots
 from dcl_processor.locking.slots import Slot
@@ -95,13 +95,6 @@ def found(*parcels: Parcel) -> Locked:
     return answer.value
 
 
-def probed(parcel: Parcel) -> Probed:
-    shown = rows.show(RUN, parcel.pk, with_probe=True)
-    assert shown.probed is not None
-    assert shown.probed.value is not None
-    return shown.probed.value
-
-
 def pids(holders: tuple[Holder, ...]) -> list[int | None]:
     return [holder.pid for holder in holders]
 
@@ -121,23 +114,17 @@ def test_the_holder_of_a_lock_in_an_outer_transaction_is_found(session: Open) ->
     assert holder.query == lock(parcel)
     assert holder.state == "idle in transaction"
     assert holder.hidden == ()
-    assert pids(probed(parcel).holders) == [worker.pid]
 
 
-def test_the_lock_of_a_released_savepoint_has_a_holder_whom_only_the_probe_names(
-    session: Open,
-) -> None:
+def test_the_lock_of_a_released_savepoint_has_a_holder_without_a_name(session: Open) -> None:
     parcel = Parcel.objects.create()
     worker = session("worker")
     worker.execute("BEGIN", "SAVEPOINT a", lock(parcel))
     assert pids(found(parcel).holders) == [worker.pid]  # a savepoint has a number of its own
     worker.execute("RELEASE SAVEPOINT a")
     assert found(parcel) == Locked(1, (Holder(None),))
-    (holder,) = probed(parcel).holders
-    assert (holder.pid, holder.application_name) == (worker.pid, "worker")
     worker.execute("ROLLBACK")
     assert found(parcel) == Locked(0, ())
-    assert probed(parcel) == Probed(is_locked=False)
 
 
 def test_two_holders_of_one_row_are_both_found(session: Open) -> None:
@@ -157,7 +144,6 @@ def test_two_holders_of_one_row_are_both_found(session: Open) -> None:
     }
     assert [holders[each.pid].blocks for each in (worker, clerk)] == [True, False]
     assert found(parcel).rows == 1
-    assert pids(probed(parcel).holders) == [worker.pid]
     worker.execute("ROLLBACK")
     assert found(parcel).rows == 0
     assert pids(found(parcel).holders) == [clerk.pid]
@@ -171,7 +157,6 @@ def test_a_row_that_was_locked_has_no_holder(session: Open) -> None:
         worker = session("worker")
         worker.execute("BEGIN", lock(parcel), end)
         assert found(parcel) == Locked(0, ())
-    assert probed(parcel) == Probed(is_locked=False)
 
 
 # --- what else may be in the way
@@ -240,7 +225,6 @@ def test_the_only_lock_of_a_row_may_be_that_of_a_foreign_key(session: Open) -> N
     other.execute("BEGIN", lock(parcel, "FOR KEY SHARE"))
     said = rows.show(RUN, parcel.pk).reason
     assert said == "a session has locked it, or has only inserted a row that refers to it"
-    assert rows.show(RUN, parcel.pk, with_probe=True).reason == "a run would handle it now"
     assert RUN(wait_for_locked=0).processed == 1
 
 

@@ -3,27 +3,22 @@
 A row keeps, in its system column ``xmax``, the transaction that locked or changed it last, or a
 *multixact*: a number for several such transactions. ``pg_locks`` has each transaction that is still
 open. The lock that a released savepoint took has a transaction of its own, which is open, but
-``pg_locks`` no longer names its session; only a session that waits for the lock shows it.
+``pg_locks`` no longer names its session.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import datetime
-from queue import SimpleQueue
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Func, Model, QuerySet, TextField
 
 from dcl_processor.candidates.question import Question
-from dcl_processor.database.contention import is_contention, is_database_error, is_statement_timeout
-from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.errors import printable
-from dcl_processor.locking.row_locks import lock_rows
 
 from . import catalog
 from .answer import Answer
@@ -86,12 +81,6 @@ WHERE CASE WHEN wide >= 3 AND age > 0
     THEN pg_xact_status(wide::text::xid8) = 'in progress' END
 """
 
-_SESSIONS = """
-SELECT NULL, NULL, activity.pid, NULL, application_name, usename, host(client_addr), client_port,
-    xact_start, state, query
-FROM pg_stat_activity AS activity WHERE pid = ANY(%(pids)s)
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -120,7 +109,7 @@ class Holder:
         """Whether the lock keeps workers from the row, as far as its mode is known.
 
         PostgreSQL shows no mode of a row's only lock: it may be that of a foreign key's check,
-        which keeps no worker from the row. A probe finds it out.
+        which keeps no worker from the row.
         """
         return self.mode != KEY_SHARE
 
@@ -164,15 +153,6 @@ def _of_table(
     found = _holders(using, _HOLDERS, numbers=list(numbers), table=table) if numbers else []
     blocked = {number for number, holder in found if holder.blocks}
     return Locked(sum(numbers[each] for each in blocked), _merged(found, numbers))
-
-
-def sessions(using: str, pids: Sequence[int]) -> tuple[Holder, ...]:
-    """Return the sessions with these process ids, which hold the lock on a row."""
-    if not pids:
-        return ()
-    known = {holder.pid: holder for _, holder in _holders(using, _SESSIONS, pids=[*pids])}
-    # Of a prepared transaction PostgreSQL gives the process id 0.
-    return tuple(known.get(pid, Holder(pid or None)) for pid in dict.fromkeys(pids))
 
 
 def unseen(using: str) -> str:
@@ -222,68 +202,3 @@ def _merged(found: Iterable[tuple[int, Holder]], rows: Counter[int]) -> tuple[Ho
         before = merged[key].rows if key in merged else 0
         merged[key] = replace(holder, rows=before + rows[number])
     return tuple(sorted(merged.values(), key=lambda each: -each.rows))
-
-
-# --- the holders of a row's lock, found by waiting for it, on a connection of its own
-#
-# It also finds a lock that a released savepoint took. If the lock is free, the probe itself holds
-# it until its rollback, and a worker that comes just then skips the row in this pass.
-
-
-#: Seconds: how long the probe waits for the lock, and how often it is looked at meanwhile.
-WAIT, INTERVAL = 0.2, 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """Whether a row is locked, and the sessions that a lock has to wait for, if they are known."""
-
-    is_locked: bool
-    holders: tuple[Holder, ...] = ()
-
-
-def probe(question: Question[Any], pk: Any) -> Answer[Probed]:
-    """Return whether the row can be locked now, and otherwise who holds its lock."""
-    using = question.using
-    if not connections[using].features.has_select_for_update:
-        return Answer.not_recorded(unseen(using))
-    backend: SimpleQueue[int | None] = SimpleQueue()
-    pids: list[int] = []
-    # A thread has a connection of its own.
-    with ThreadPoolExecutor(1, "dcl_processor.probe") as pool:
-        waiter = pool.submit(_is_locked, question, pk, backend)
-        pid = backend.get()
-        while not wait([waiter], INTERVAL).done:
-            if pid is not None:
-                pids = _blocking(using, pid) or pids
-        is_locked = waiter.result()
-    return Answer(Probed(is_locked, sessions(using, pids) if is_locked else ()))
-
-
-def _is_locked(question: Question[Any], pk: Any, backend: SimpleQueue[int | None]) -> bool:
-    """Wait for the row's lock; ``backend`` gets the process id of the session on PostgreSQL."""
-    using = question.using
-    try:
-        with transaction.atomic(using=using):
-            with lock_timeout(using, WAIT):
-                backend.put(_backend(using))
-                lock_rows(question, [pk])
-            transaction.set_rollback(True, using=using)
-    except Exception as error:
-        if is_database_error(error) and (is_contention(error) or is_statement_timeout(error)):
-            return True
-        raise
-    finally:
-        backend.put(None)  # in case there was an error before
-        connections[using].close()
-    return False
-
-
-def _backend(using: str) -> int | None:
-    if connections[using].vendor != "postgresql":
-        return None
-    return int(catalog.rows(using, "SELECT pg_backend_pid()")[0][0])
-
-
-def _blocking(using: str, pid: int) -> list[int]:
-    return list(catalog.rows(using, "SELECT pg_blocking_pids(%s)", [pid])[0][0])

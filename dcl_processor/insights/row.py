@@ -20,7 +20,7 @@ from dcl_processor.values import span
 
 from . import rows
 from .answer import TIMEOUT, Answer, Asker, How, Moment, document_of
-from .locks import Locked, Probed, locked, probe
+from .locks import Locked, locked
 from .rows import key_text
 
 #: Rows that hold a key, which are named, and characters of the key of each.
@@ -50,7 +50,6 @@ class Row:
     parts: Mapping[str, Answer[bool]]
     columns: Mapping[str, Any] = field(default_factory=dict)
     locked: Answer[Locked] | None = None
-    probed: Answer[Probed] | None = None
 
     @property
     def exists(self) -> bool:
@@ -71,22 +70,15 @@ class Row:
             "parts": {name: part.as_dict() for name, part in self.parts.items()},
             "columns": {name: document_of(value) for name, value in self.columns.items()},
             "locked": self.locked and self.locked.as_dict(),
-            "probed": self.probed and self.probed.as_dict(),
         }
 
 
 def show(
-    processor: BatchProcessor[Any],
-    pk: Any,
-    *,
-    using: str | None = None,
-    seconds: float = TIMEOUT,
-    with_probe: bool = False,
+    processor: BatchProcessor[Any], pk: Any, *, using: str | None = None, seconds: float = TIMEOUT
 ) -> Row:
     """Return what is known of the row with this primary key.
 
-    ``with_probe``: wait for its lock for a moment, which finds locks that cannot be read. Raises
-    the errors of the processor's ``pending``; an error of the database is in the answers.
+    Raises the errors of the processor's ``pending``; an error of the database is in the answers.
     """
     question = rows.question_of(processor, using)
     asker = Asker(processor, seconds)
@@ -118,10 +110,9 @@ def show(
     now = columns.pop("dcl_now")
     _mask_error(processor, columns)
     holders = asker.ask(using, lambda: locked(question, [pk]))
-    probed = asker.ask(using, lambda: probe(question, pk)) if with_probe else None
-    reason = _reason(processor, parts, columns, now) or _lock_reason(holders, probed)
+    reason = _reason(processor, parts, columns, now) or _lock_reason(holders)
     reason += hold if reason in (_IN_USE, _RUNS) else ""
-    return Row(processor.name, pk, using, reason, parts, columns, holders, probed)
+    return Row(processor.name, pk, using, reason, parts, columns, holders)
 
 
 def _conditions(processor: BatchProcessor[Any], model: type[Model]) -> dict[str, Q]:
@@ -252,17 +243,13 @@ def _no(parts: Mapping[str, Answer[bool]], name: str) -> bool:
     return name in parts and parts[name].value is False
 
 
-def _lock_reason(holders: Answer[Locked], probed: Answer[Probed] | None) -> str:
+def _lock_reason(holders: Answer[Locked]) -> str:
     """Return what the row's lock says, if nothing else keeps it from being handled."""
-    if probed is not None and probed.value is not None:
-        is_locked = probed.value.is_locked
-    elif holders.value is None:
+    if holders.value is None:
         return f"{_RUNS}, unless a session has locked it"
-    elif holders.value.rows and all(each.mode is None for each in holders.value.holders):
+    if holders.value.rows and all(each.mode is None for each in holders.value.holders):
         return "a session has locked it, or has only inserted a row that refers to it"
-    else:
-        is_locked = holders.value.rows > 0
-    return "a session has locked it" if is_locked else _RUNS
+    return "a session has locked it" if holders.value.rows > 0 else _RUNS
 
 
 def _unknown(why: str) -> str:

@@ -18,6 +18,8 @@ from .output import Output
 from .status import joined, unknown
 
 if TYPE_CHECKING:
+    from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.locks import Locked
     from dcl_processor.insights.row import Row
     from dcl_processor.insights.status import Status
 
@@ -88,11 +90,6 @@ def _add_row(parser: CommandParser) -> None:
     parser.add_argument(
         "pk", metavar="PK", help="A primary key; write a composite one with commas."
     )
-    parser.add_argument(
-        "--probe",
-        action="store_true",
-        help="Wait for the row's lock for 0.2 s, which finds every holder.",
-    )
     add_time_limit(parser)
 
 
@@ -103,13 +100,7 @@ def _show(output: Output, options: dict[str, Any]) -> None:
     (processor,) = choose([options["name"]])
     (pk,) = keys(processor, [options["pk"]], using=options["using"])
     try:
-        row = insights.show(
-            processor,
-            pk,
-            using=options["using"],
-            seconds=options["timeout"],
-            with_probe=options["probe"],
-        )
+        row = insights.show(processor, pk, using=options["using"], seconds=options["timeout"])
     except Exception as error:
         sentence = explain(error, processor, options["using"])
         raise CommandError(sentence, returncode=NOT_FOUND_OUT) from error
@@ -117,12 +108,11 @@ def _show(output: Output, options: dict[str, Any]) -> None:
     named = f"row {printable(options['pk'])}"
     if not row.is_complete:
         raise CommandError(f"{named}: {row.reason}.", returncode=NOT_FOUND_OUT)
-    for answer in (row.locked, row.probed):
-        if answer is not None and answer.how == "unknown":
-            raise CommandError(
-                f"{named}: who has locked it could not be found out: {answer.why}.",
-                returncode=NOT_FOUND_OUT,
-            )
+    if row.locked is not None and row.locked.how == "unknown":
+        raise CommandError(
+            f"{named}: who has locked it could not be found out: {row.locked.why}.",
+            returncode=NOT_FOUND_OUT,
+        )
     if not row.exists:
         raise CommandError(f"{named}: {row.reason}.", returncode=NOT_THERE)
 
@@ -139,9 +129,7 @@ def lines(row: Row) -> Iterator[str]:
     for name, value in row.columns.items():
         yield f"  {name:<18} {_value(value)}"
     if row.locked is not None:
-        yield from _holders("locked", row.locked)
-    if row.probed is not None:
-        yield from _holders("locked (probe)", row.probed)
+        yield from _holders(row.locked)
 
 
 def _value(value: Any) -> str:
@@ -150,17 +138,13 @@ def _value(value: Any) -> str:
     return printable(str(document_of(value)))[:500] or "(empty)"
 
 
-def _holders(label: str, answer: Any) -> Iterator[str]:
+def _holders(answer: Answer[Locked]) -> Iterator[str]:
     found = answer.value
     if found is None:
         texts = [answer.missing]
     else:
-        is_locked = getattr(found, "is_locked", None)
-        texts = [f"by {wording.holder(each)}" for each in found.holders]
-        texts = texts or [
-            "yes, by a session that the database does not name" if is_locked else "no"
-        ]
-    return wording.labelled(label, 18, *texts)
+        texts = [f"by {wording.holder(each)}" for each in found.holders] or ["no"]
+    return wording.labelled("locked", 18, *texts)
 
 
 LIST = SimpleNamespace(

@@ -102,7 +102,7 @@ def holder(holder: Holder) -> str:
     if holder.prepared is not None:
         return f"the prepared transaction {holder.prepared!r}"
     if holder.pid is None:
-        return "a session that PostgreSQL does not name; show NAME PK --probe finds it"
+        return "a session that PostgreSQL does not name"
     known: list[Any] = [
         holder.application_name,
         holder.role and f"role {holder.role}",

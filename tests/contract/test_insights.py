@@ -377,27 +377,6 @@ def test_why_a_row_is_handled_or_not() -> None:
     assert shown.exists
 
 
-def test_a_probe_finds_out_whether_a_row_is_locked_and_leaves_a_free_one_free() -> None:
-    """SQLite has no row locks."""
-    run = the.transactional(the.ignore)
-    row, free = the.errands(2)
-    probes = [rows.show(run, free.pk, with_probe=True).probed]
-    if connection.features.has_select_for_update:
-        other = connection.copy()
-        try:
-            with other.cursor() as cursor:
-                cursor.execute("BEGIN")
-                cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [row.pk])
-                shown = rows.show(run, row.pk, with_probe=True)
-        finally:
-            other.close()
-        assert shown.reason == "a session has locked it"
-        probes.append(shown.probed)
-    found = [probe.value and probe.value.is_locked for probe in probes if probe]
-    assert found == ([False, True] if connection.features.has_select_for_update else [None])
-    assert run().processed == 2
-
-
 # --- pending_since
 
 
