@@ -200,7 +200,8 @@ class DryRun:
     10,000, and 10,001 means that there are more. ``limit``: that of the run. ``first``: the primary
     keys of the first 5 rows that the run would try, in its order. ``rehearsed``: the row on which
     the flip was tried and rolled back; ``None``: no row was free, or the flip is not known before
-    the handler has returned.
+    the handler has returned. ``refused``: how the database refused the flip of that row; a handler
+    may change that.
     """
 
     name: str
@@ -209,6 +210,7 @@ class DryRun:
     limit: int | None = None
     first: Sequence[Any] = ()
     rehearsed: Any = None
+    refused: str = ""
 
     @property
     def rows(self) -> int:
@@ -229,6 +231,7 @@ class DryRun:
             "limit": self.limit,
             "first": [_plain(pk) for pk in self.first],
             "rehearsed": _plain(self.rehearsed),
+            "refused": self.refused,
         }
 
     def __str__(self) -> str:
@@ -237,7 +240,7 @@ class DryRun:
             return f"{self.name}: dry run: nothing pending"
         rows = f"{counted(self.rows)} of {counted(self.pending)} pending rows"
         first = f", first {', '.join(printable(str(pk)) for pk in self.first)}" * bool(self.first)
-        flip = "no flip was tried"
+        flip = self.refused.removeprefix(f"{self.name}: ") or "no flip was tried"
         if self.rehearsed is not None:
             flip = f"the flip takes row {printable(str(self.rehearsed))} out of pending"
         return f"{self.name}: dry run: would try {rows}{first}; {flip}"

@@ -59,6 +59,11 @@ _OF_VALUES = frozenset(
 )
 _HIGHEST_OF_SERVER = 20_000
 
+# Of PostgreSQL's SQLSTATE 22 data exception, 42 syntax error or access rule violation. 1142 and
+# 1143 no right, 1264 out of range, 1265 and 1406 cut off, 1292 and 1366 a wrong value.
+_OF_CONSTANTS = frozenset({"22", "42"})
+_OF_CONSTANT_NUMBERS = frozenset({1142, 1143, 1264, 1265, 1292, 1366, 1406})
+
 # See above: of a row, or of a table.
 _LOCK_NOT_AVAILABLE = "55P03"
 
@@ -134,14 +139,36 @@ def is_about_rows(error: BaseException) -> bool:
     state = _sqlstate(error.__cause__)
     if state:
         is_of_the_moment = state[:2] in _OF_THE_MOMENT - {"55"} or state == _LOCK_NOT_AVAILABLE
-        found = getattr(error.__cause__, "diag", None)
-        # A function of the project, such as a trigger's, may raise any error, for some rows only;
-        # the one that is named is PostgreSQL's, for policies.
-        by_row = found and (found.context or found.source_function == "ExecWithCheckOptions")
-        return state[:2] in _ABOUT_ROWS or bool(by_row and not is_of_the_moment)
+        is_by_row = _is_by_row(error.__cause__) and not is_of_the_moment
+        return state[:2] in _ABOUT_ROWS or is_by_row
     number = _errno(error.__cause__) or 0
     is_of_values = number in _OF_VALUES or number > _HIGHEST_OF_SERVER
     return is_of_values or isinstance(error, DataError | IntegrityError)
+
+
+def _is_by_row(cause: BaseException | None) -> bool:
+    # A function of the project, such as a trigger's, may raise any error, for some rows only; the
+    # one that is named is PostgreSQL's, for policies.
+    found = getattr(cause, "diag", None)
+    by_row = found and (found.context or found.source_function == "ExecWithCheckOptions")
+    return bool(by_row)
+
+
+def refuses_constant(error: BaseException) -> bool:
+    """Return whether the database refuses to write these values, in whatever row."""
+    cause = error.__cause__
+    is_of_all = (_sqlstate(cause) or "")[:2] in _OF_CONSTANTS and not _is_by_row(cause)
+    return is_of_all or _errno(cause) in _OF_CONSTANT_NUMBERS
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the database has refused a statement, and would do so a moment later, too."""
+    is_answer = is_database_error(error) and error.__cause__ is not None
+    return is_answer and (is_about_rows(error) or is_refused_statement(error))
+
+
+# object_not_in_prerequisite_state: no replica identity, or a view that cannot be written.
+_NOT_READY = "55000"
 
 
 def is_refused_statement(error: BaseException) -> bool:
@@ -149,7 +176,8 @@ def is_refused_statement(error: BaseException) -> bool:
 
     SQLite has one code for these, and for a value that one of its functions refuses.
     """
-    if _sqlite_code(error.__cause__) == _SQLITE_ERROR:
+    cause = error.__cause__
+    if _sqlite_code(cause) == _SQLITE_ERROR or _sqlstate(cause) == _NOT_READY:
         return True
     return isinstance(
         error, ProgrammingError | NotSupportedError | DataError | IntegrityError

@@ -96,7 +96,11 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     is_early = isinstance(raised, ProcessorError) and not batch.started
     if ends_the_run(raised) or is_early:
         raise raised
-    error = as_exception(raised)
+    _redo(lane, batch, as_exception(raised))
+
+
+def _redo(lane: Lane, batch: Batch, error: Exception) -> None:
+    """Let the row fail that is to blame, and the others be handled again."""
     # A claim may fail because of one row that cannot be loaded.
     ours = [held.pk for held in batch.rows] or [*batch.wanted.pks[: batch.wanted.limit]]
     # Without row locks, another session has all of them.
@@ -105,9 +109,12 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     if _is_transient(lane, batch, error) and is_of_all:
         lane.source.give_back(batch, missed=True)  # a later pass asks again
         return
-    failed = batch.to_blame
+    failed, others = batch.to_blame, list[tuple[Held, None]]()
     if len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1):
         failed = batch.rows[0] if batch.rows else Held(ours[0], None)
+    elif _is_of_first(batch, error):
+        failed, *rest = batch.rows
+        others = [(held, None) for held in rest]
     else:
         _tell_of_redone(lane, batch, failed, error)
     if failed is None:
@@ -115,11 +122,18 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     else:
         known = {held.pk: outcome for held, outcome in batch.ended}.get(failed.pk)
         outcome = _failed(lane, batch, failed, known, _explained(batch, error))
-        batch.ended = [(failed, outcome)]
+        batch.ended = [(failed, outcome), *others]
     # Race: poison row. Each row is redone alone, so that one fails and the others are done. A row
     # that is known to be at fault would fail again, so its handler is not called again.
-    redone = [pk for pk in ours if failed is None or pk != failed.pk]
+    waiting = {failed and failed.pk, *[held.pk for held, _ in others]}
+    redone = [pk for pk in ours if pk not in waiting]
     lane.source.end(batch, redone=redone)
+
+
+def _is_of_first(batch: Batch, error: Exception) -> bool:
+    """Return whether the others were not to start before the first row's flip was written."""
+    is_alone = len(batch.started) == 1 and len(batch.ended) == len(batch.rows)
+    return isinstance(error, RowRefused) or (is_alone and batch.started[0] is batch.rows[0])
 
 
 def _is_settled(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool) -> bool:
@@ -261,7 +275,7 @@ def _failed(
     """
     # No handler was called, and no attempt is counted.
     if isinstance(error, RowRefused):
-        return Failed(error.error, handled=True)
+        return settling.not_flipped(None, error.error)
     if not batch.started and is_out_of_resources(error):
         return Failed(error, unstarted=True)
     failed: Outcome
@@ -271,7 +285,7 @@ def _failed(
             add_note(known.error, f"Its transaction was lost, too: {described(error)}")
         failed = known
     elif known is None or isinstance(known, Handled):
-        failed = Failed(error, handled=True, duration=getattr(known, "duration", None))
+        failed = settling.not_flipped(known, error)
     else:
         failed = known
     # The transaction with the row's notes is lost. They are written again below, if this worker

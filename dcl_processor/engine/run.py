@@ -95,7 +95,8 @@ class Run:
         self.notes_failures = processor._notes_failures
         self.filter = filter
         self._alias = using or processor.using
-        self.counters = Counters(processor)
+        may_be_refused = processor._flip_needs_result and not self.hands_out
+        self.counters = Counters(processor, may_be_refused=may_be_refused)
         self._open_failure = OpenFailure()
         self.event_loop, self.time_limit = self.make_limits()
         lease, call_limits = processor.lease, self.event_loop or self.time_limit
@@ -374,6 +375,7 @@ class Run:
         # The statement that flips a row does not see that a trigger has moved it elsewhere.
         self.flips_may_wait = not (rehearsal.has_rules or (looks and rehearsal.has_triggers))
         self.rehearsal = rehearsal
+        self.counters.may_be_refused |= bool(rehearsal.refused)
         if rehearsal.has_policies and self.shared is None:
             self.share()
 
@@ -408,6 +410,8 @@ class Run:
         if self.slot is not None and not self.slot.is_held():
             return False
         if self.overseer is not None and self.overseer.must_stop():
+            return False
+        if so_far and counters.is_to_be_careful:
             return False
         if so_far and isinstance(so_far[-1][1], Failed | Lost):
             outcomes = {held.pk: outcome for held, outcome in so_far if outcome is not None}
@@ -504,25 +508,27 @@ def dry_run(run: Run) -> DryRun:
             found,
             due=scan.count(question, MOST_COUNTED),
             first=tuple(islice(waiting, run.limits.clip(SHOWN, 0))),
-            rehearsed=_rehearsed(run, question, list(islice(waiting, SHOWN))),
+            **_rehearsed(run, question, list(islice(waiting, SHOWN))),
         )
     finally:
         run.leave()
 
 
-def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> Any:
-    """Try the flips on the first of the rows that is free; return its key if its flip is known."""
+def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> dict[str, Any]:
+    """Try the flips on the first of the rows that is free; return what the dry run says of it."""
     processor, session = run.processor, Session(question.using, run.processor.name)
     error: Exception | None = None
     for pk in pks:
         try:
             for held in claim(session, question, Wanted([pk]), None).rows:
-                rehearse(processor, question, held.row, pk)
-                return None if processor._flip_needs_result or processor.repeats else pk
-        except RowRefused as refused:
-            error = error or refused.error
+                if refused := rehearse(processor, question, held.row, pk).refused:
+                    return {"refused": refused}
+                is_known = not (processor._flip_needs_result or processor.repeats)
+                return {"rehearsed": pk if is_known else None}
+        except RowRefused as refusal:
+            error = error or refusal.error
         finally:
             session.rollback()
     if error is not None:
         raise error
-    return None
+    return {}

@@ -21,11 +21,12 @@ from dcl_processor.database.contention import (
     is_about_rows,
     is_contention,
     is_database_error,
+    is_refusal,
     is_refused_statement,
 )
 from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.definition.model_columns import by_attname
-from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone, StillPending
 from dcl_processor.execution.handler import (
     Discarded,
     Failed,
@@ -247,8 +248,7 @@ def _settled(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) -> O
     if not isinstance(final, Handled) or not batch.mark.is_lease:
         raise refused
     held.marked.decided = None
-    failed = Failed(refused, handled=True, duration=final.duration)
-    return _settled(lane, batch, held, failed)
+    return _settled(lane, batch, held, not_flipped(final, refused))
 
 
 def _decided(
@@ -281,8 +281,16 @@ def _values(
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            outcome = Failed(as_exception(error), handled=True, duration=outcome.duration)
+            outcome = not_flipped(outcome, as_exception(error))
     return _values_of_failure(lane, batch, held, outcome)
+
+
+def not_flipped(outcome: Outcome | None, error: Exception) -> Failed:
+    """Return the outcome of a row after whose handler, or before it, the flip was not written."""
+    refused = isinstance(error, StillPending | InvalidDone) or is_refusal(error)
+    done = outcome if isinstance(outcome, Handled) else Handled()
+    result, duration = done.result, done.duration
+    return Failed(error, handled=True, refused=refused, result=result, duration=duration)
 
 
 def _values_of_failure(
@@ -444,7 +452,7 @@ def _unsettled(
         _warn(lane, held, "%s: row %s was not put back: %s", error)
         return final
     if isinstance(final, Handled) and not batch.mark.is_lease:
-        return Failed(error, handled=True, duration=final.duration)
+        return not_flipped(final, error)
     held.marked.refused = error
     if isinstance(final, Handled):
         _warn(lane, held, "%s: row %s was handled, but not settled: %s", error)

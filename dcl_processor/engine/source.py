@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from random import shuffle
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,6 @@ class Source:
         self._is_stale = self._is_held = False
         #: Whether the candidates are rows that an earlier claim did not get.
         self.is_returning = False
-        self._needs_results = run.processor._flip_needs_result and not run.hands_out
         self._notes = run.notes
         self._phases = self._plan()
 
@@ -126,8 +126,8 @@ class Source:
         is_without_slot = run.slot is not None and not run.slot.is_held()
         if (in_flight and run.rehearsal is None) or is_without_slot:
             return 0  # the flips are verified with the first rows
-        if self._needs_results and run.counters.is_to_be_careful:
-            # A flip that needs the handler's result is known to be right once it is written.
+        counters = run.counters
+        if (counters.may_be_refused or counters.streak.wrong) and counters.is_to_be_careful:
             return min(size, 1 - in_flight)
         return size
 
@@ -219,6 +219,7 @@ class Source:
             streak = self._run.counters.streak
             if streak.is_to_move:
                 # Or rows at the head that always fail would keep the others out.
+                shuffle(self._alone)
                 streak.is_to_move, streak.has_moved, self._is_stale = False, True, True
             claimed = batch.claimed
             # Those that it did not get may be in flight again, in another lane.

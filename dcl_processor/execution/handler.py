@@ -39,6 +39,7 @@ class Failed:
     ``handled``: not the handler failed, but the flip or the commit: after the handler's work, or
     before it if the flip could be rehearsed.
     ``unstarted``: no handler was called, and no attempt is counted.
+    ``refused``: the flip was, or it left the row pending. ``result``: what the handler returned.
     ``attempt``: its number, if a ``retry`` counts it; ``max_attempts``: how many the row has, if
     there is a limit; ``again_in``: seconds until the next one, if any. ``duration``: seconds that
     the handler's call took, if there was one.
@@ -46,6 +47,8 @@ class Failed:
 
     error: Exception
     handled: bool = False
+    refused: bool = False
+    result: Any = None
     kept: bool = False
     unstarted: bool = False
     attempt: int | None = None

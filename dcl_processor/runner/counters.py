@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor import observers
 from dcl_processor import steady as time
-from dcl_processor.errors import add_note, forget_frames, traceback_text
-from dcl_processor.exceptions import InvalidDone, StillPending
+from dcl_processor.errors import add_note, forget_frames, represent, traceback_text
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.log_fields import error_fields, fields, log
+from dcl_processor.masking import shown
 from dcl_processor.report import TRIED, Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
@@ -36,6 +36,8 @@ class Counters:
     """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
+    #: Whether the flip needs the handler's result, or a trial of it was refused.
+    may_be_refused: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
@@ -52,9 +54,8 @@ class Counters:
 
     @property
     def is_to_be_careful(self) -> bool:
-        """Whether a flip that needs the handler's result may turn out to be wrong."""
-        seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
-        return seems_wrong or not self.handled
+        """Whether to take one row at a time: its flip is known to be right once it is written."""
+        return self.streak.wrong > 0 or (self.may_be_refused and not self.handled)
 
     def fails_too_often(self, so_far: dict[Any, Outcome]) -> bool:
         """Return whether these outcomes, once they are counted, end the run, or let it move.
@@ -113,7 +114,11 @@ class Counters:
             name, words = self._name, "%s: row %s failed%s: %s"
             known = {"attempt": outcome.attempt, "duration": outcome.duration}
             extra = fields(name, pk=pk, outcome="failed", **known)
-            about = (name, str(pk), failure.attempts, error)
+            about: tuple[Any, ...] = (name, str(pk), failure.attempts, error)
+            if outcome.result is not None:
+                # What was bought, for instance, and is recorded in no row.
+                words += "; its handler had returned %s"
+                about += (shown(represent(outcome.result)),)
             log(logger, logging.ERROR, words, *about, extra=extra, exc_info=error, traceback=text)
         forget_frames(error)
         self._tell(pk, "failed", outcome)
@@ -205,7 +210,7 @@ class Streak:
 
     processor: Definition[Any]
     failed: int = 0
-    #: Rows whose flip cannot be written, or leaves them pending.
+    #: Rows since then whose flip was refused, or left them pending.
     wrong: int = 0
     succeeded: bool = False
     #: Whether rows succeed, and the last ones did: one more success changes nothing.
@@ -214,40 +219,37 @@ class Streak:
     ends_the_run: bool = False
     #: Whether to go on from a random place before the failures end the run.
     is_to_move: bool = False
-    #: Whether that was done, which is once in a run.
+    #: Whether that was done; without a refused flip it is once in a run.
     has_moved: bool = False
 
     def note(self, outcome: Outcome) -> None:
         """Take one more outcome into account."""
+        is_wrong = False
         match outcome:
             case Handled():
-                self.succeeded, self.failed, self.goes_well = True, 0, True
+                self.succeeded, self.failed, self.wrong, self.goes_well = True, 0, 0, True
                 self.ends_the_run = self.is_to_move = False
                 return
             case Snoozed() | Discarded():
                 self.succeeded = True
             case Failed():
                 self.failed += 1
-                # If the handler itself raised the error, it may be another processor's error.
-                is_wrong = isinstance(outcome.error, StillPending | InvalidDone)
-                self.wrong += outcome.handled and is_wrong
+                is_wrong = outcome.refused
+                self.wrong += is_wrong
             case Lost(called=True):
                 self.failed += 1
         self.goes_well = self.succeeded and not self.failed
-        self.ends_the_run = self._processor_is_wrong or self.failed >= self._most
+        # One such row is a failure of that row. At the second in a row the run has to end, because
+        # this run and every later one would repeat each further handler call.
+        self.ends_the_run = self.wrong >= 2 or self.failed >= self._most
         # A strict order has no random places, and keys are visited from a random one.
         is_fixed = self.processor.strict_order or self.processor.group_by is not None
-        if not (self.succeeded or self.has_moved or is_fixed):
-            self.is_to_move = self.wrong > 0 or self.failed >= self._most / 2
-
-    @property
-    def _processor_is_wrong(self) -> bool:
-        """Whether the processor is at fault: no flip of the handled rows could be written.
-
-        The first such row counts as a failure of that row. At the second one the run has to end,
-        because every later run would repeat each further handler call.
-        """
-        return self.wrong >= 2 and not self.succeeded
+        if is_fixed:
+            return
+        if is_wrong:
+            self.is_to_move = True
+        elif not (self.succeeded or self.has_moved):
+            self.is_to_move = self.failed >= self._most / 2
 
     @property
     def _most(self) -> float:

@@ -19,11 +19,12 @@ from dcl_processor import clock
 from dcl_processor.candidates.question import Question, decided, keeps_all
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.connection import has_id
-from dcl_processor.database.contention import is_contention, unwritable
+from dcl_processor.database.contention import is_contention, refuses_constant, unwritable
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.definition.model_columns import by_attname, written
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.masking import described
 from dcl_processor.values import Values, constants_of
 
 from . import outcome_values, writing
@@ -48,7 +49,8 @@ class Rehearsal:
     ``has_rules``: the table has a rule that rewrites statements, or is a view. ``has_triggers``: a
     trigger may write to a row that is flipped, or move it elsewhere.
     ``kept``: the values with which a claim's constants are read back, by ``attname``.
-    ``has_policies``: row-level security may hide rows from the session.
+    ``has_policies``: row-level security may hide rows from the session. ``refused``: what the
+    database has answered to the flip of this row, which a handler may change; ``""``: it took it.
     """
 
     unproven: Collection[str]
@@ -56,6 +58,7 @@ class Rehearsal:
     has_rules: bool = False
     has_triggers: bool = False
     has_policies: bool = False
+    refused: str = ""
 
 
 def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> Rehearsal:
@@ -68,7 +71,8 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     has_rules, has_triggers, has_policies = _rules_and_triggers(processor, question)
     if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
         unproven.add("claim")
-    unproven.update(_not_proven(processor, question, pk, has_triggers=has_triggers))
+    refused = list[str]()
+    unproven.update(_not_proven(processor, question, pk, refused, has_triggers=has_triggers))
     _check_put_back(processor, question, pk)
     try:
         kept = _check_kept(processor, question, pk)
@@ -77,24 +81,39 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
             raise
         raise RowRefused(error) from error  # a trigger may do that to this row alone
     if not processor._has_fixed_flip:
-        _rehearse_function(processor, question, row, pk)
+        _rehearse_function(processor, question, row, pk, refused)
     # A trigger may put back the flip of another row, which is then still pending, although the
     # update has written it. A flip that is the mark of a claim is compared when it is read back.
     is_mark = bool(rules_of(processor).marked_by) and not processor.claim
     varies = not processor._has_fixed_flip or has_policies or (has_triggers and not is_mark)
     if varies and not processor.repeats:
         unproven.add("done")
-    return Rehearsal(unproven, kept, has_rules, has_triggers, has_policies)
+    return Rehearsal(unproven, kept, has_rules, has_triggers, has_policies, "".join(refused))
 
 
 def _not_proven(
-    processor: Definition[Any], question: Question[Any], pk: Any, *, has_triggers: bool
+    processor: Definition[Any],
+    question: Question[Any],
+    pk: Any,
+    refused: list[str],
+    *,
+    has_triggers: bool,
 ) -> Iterator[str]:
-    """Yield the options whose flip may leave another row pending; raise if it leaves this one."""
+    """Yield the options whose flip may leave another row pending; raise if it leaves this one.
+
+    ``refused`` gets the words for a flip that the database refuses in this row. Raises
+    ``InvalidDone`` if it refuses that in every row.
+    """
     for option, values in _fixed(processor):
         writes = _written(processor, question, option, values)
         raised = outcome_values.UNWRITABLE if option == "done" else ()
-        effect = _rehearsed(processor, question, pk, writes, raised)
+        errors = list[Exception]()
+        effect = _rehearsed(processor, question, pk, writes, raised, errors=errors)
+        for error in errors if option != "failed" else ():
+            words = _refusal(processor, question, pk, (option, values), error)
+            if refuses_constant(error) and all(map(_is_constant, values.values())):
+                raise InvalidDone(f"{words}; no handler was called.") from error
+            refused += [words] * (option == "done")
         if effect is FlipEffect.STILL_PENDING:
             said = still_pending(processor, option, pk, values)
             if has_triggers:  # one may put back the flip of this row alone
@@ -235,8 +254,31 @@ def _rules_and_triggers(
     return bool(rules), bool(triggers), bool(policies)
 
 
+def _refusal(
+    processor: Definition[Any],
+    question: Question[Any],
+    pk: Any,
+    flip: tuple[str, Values],
+    error: Exception,
+) -> str:
+    """Return the words for a flip that the database refuses, with the first column to blame."""
+    option, values = flip
+    column = next(
+        (
+            f" for column {name!r}"
+            for name, value in values.items()
+            if _rehearsed(processor, question, pk, [{name: value}]) is FlipEffect.UNKNOWN
+        ),
+        "",
+    )
+    return (
+        f"{processor.name}: expected the database to accept {option}={dict(values)!r:.200} for row "
+        f"{pk}, got {described(error)!r}{column}; change {option}, the constraint or the right"
+    )
+
+
 def _rehearse_function(
-    processor: Definition[Any], question: Question[Any], row: Model, pk: Any
+    processor: Definition[Any], question: Question[Any], row: Model, pk: Any, refused: list[str]
 ) -> None:
     """Try a flip that is a function of the row alone; a flip that needs the result has to wait."""
     try:
@@ -244,10 +286,14 @@ def _rehearse_function(
             return
         values = outcome_values.given(processor, row)
         writes = _written(processor, question, "done", values)
+        errors = list[Exception]()
         try:
-            effect = _rehearsed(processor, question, pk, writes, outcome_values.UNWRITABLE)
+            effect = _rehearsed(
+                processor, question, pk, writes, outcome_values.UNWRITABLE, errors=errors
+            )
         except outcome_values.UNWRITABLE as error:
             raise outcome_values.invalid_done(processor, error) from error
+        refused += [_refusal(processor, question, pk, ("done", values), each) for each in errors]
         if effect is FlipEffect.STILL_PENDING and not processor.repeats:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
@@ -391,19 +437,24 @@ def _rehearsed(
     pk: Any,
     writes: Sequence[Values],
     raised: tuple[type[Exception], ...] = (),
+    *,
+    errors: list[Exception] | None = None,
 ) -> FlipEffect:
-    meta = question.model._meta
+    """Try writes on a row; ``errors`` gets the one by which the database refuses them."""
+    meta, errors = question.model._meta, [] if errors is None else errors
     values = {name: value for write in writes for name, value in write.items()}
     constants = {meta.get_field(n).attname for n, value in values.items() if _is_constant(value)}
     alike = decided(question.unfiltered, constants)
     try:
         return _tried(processor, question, pk, writes, alike)
-    except writing.NotWritten:
+    except writing.NotWritten as error:
+        errors.append(error)
         return FlipEffect.UNKNOWN
     except Error as error:
         has_ended = connections[question.using].needs_rollback  # the transaction with the lock
         if has_ended or is_contention(error) or unwritable(error, question.using) is not None:
             raise
+        errors.append(error)
         return FlipEffect.UNKNOWN
     except Exception as error:
         if ends_the_run(error) or isinstance(error, (ProcessorError, *raised)):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 
-class NotWritten(ProcessorError):
+class NotWritten(InvalidDone):
     """An update has left out a row that exists: a trigger, a rule or a policy dropped it."""
 
 

@@ -100,6 +100,7 @@ def test_counts_have_an_end() -> None:
         "limit": None,
         "first": [1, 2],
         "rehearsed": None,
+        "refused": "",
     }
 
 

@@ -154,6 +154,7 @@ def test_json_is_one_document_for_each(manage: Manage) -> None:
         "limit": None,
         "first": [row],
         "rehearsed": row,
+        "refused": "",
     }
     assert (fetch["name"], fetch["pending"], fetch["first"]) == ("warehouse.fetch", 0, [])
 
