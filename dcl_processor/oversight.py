@@ -94,8 +94,8 @@ def command(kind: str, names: Collection[str]) -> AbstractContextManager[Command
 
 
 def worker(
-    names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
+    names: Collection[str], send: Callable[[str, Progress], None]
 ) -> AbstractContextManager[Command | None]:
-    """Send what the worker of the block does to its parent; ``stops``: by ``older_stops()``."""
+    """Send what the worker of the block does to its parent."""
     found = installed()
-    return nullcontext() if found is None else found.worker(names, send, stops)
+    return nullcontext() if found is None else found.worker(names, send)

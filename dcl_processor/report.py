@@ -11,7 +11,7 @@ from .exceptions import RowsFailed
 from .masking import shown, shown_traceback
 
 Stopped = Literal[
-    "drained", "limit", "timeout", "signal", "failures", "busy", "throttled", "paused", "operator"
+    "drained", "limit", "timeout", "signal", "failures", "busy", "throttled", "paused"
 ]
 
 #: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.

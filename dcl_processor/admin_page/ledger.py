@@ -1,6 +1,6 @@
 """What the page takes from the run ledger, an app of its own that may not be installed.
 
-Without it the page has no buttons to pause, resume, stop and run a processor.
+Without it the page has no buttons to pause and resume a processor.
 """
 
 from __future__ import annotations
@@ -20,15 +20,10 @@ from dcl_processor.oversight import has_ledger
 from dcl_processor.processor import BatchProcessor
 
 #: What can be done with a processor, and what it is called on a button.
-CONTROLS: Mapping[str, str] = {
-    "pause": "Pause",
-    "resume": "Resume",
-    "stop": "Stop",
-    "run_now": "Run now",
-}
+CONTROLS: Mapping[str, str] = {"pause": "Pause", "resume": "Resume"}
 
 #: The order for all processors has no name: it is that of the ledger's ``ALL``.
-ALL, FOR_ALL = "", ("pause", "resume")
+ALL = ""
 
 #: Characters of a state.
 LONGEST = 500
@@ -70,9 +65,7 @@ def _control(state: Any) -> Control:
         return Control(shown(state.sentence, LONGEST), offered, is_paused=True)
     if state.name == ALL:
         return Control("no pause of all at once", ("pause",))
-    if state.sentence:
-        return Control(shown(state.sentence, LONGEST), ("pause", "resume", "run_now"))
-    return Control(state.phase, ("pause", "stop", "run_now"))
+    return Control(state.phase, ("pause",))
 
 
 def act(
@@ -82,11 +75,11 @@ def act(
 
     ``subject``: a processor, or ``ALL``; ``reason``, ``until``: of a pause, as in the command.
     """
-    given: dict[str, Any] = {"reason": reason} if wanted == "pause" else {}
-    if given and until:
-        try:
-            given["until"] = parse_until(until)
-        except ArgumentTypeError as error:
-            raise InvalidOption(f"{error}.") from error
-    # Only a pause and its end say so: of two at once the second changes nothing.
-    return getattr(ledger, wanted)(subject, by=by, **given) is not False
+    # Of two at once the second changes nothing.
+    if wanted == "resume":
+        return ledger.resume(subject)
+    try:
+        end = parse_until(until) if until else None
+    except ArgumentTypeError as error:
+        raise InvalidOption(f"{error}.") from error
+    return ledger.pause(subject, by=by, reason=reason, until=end)

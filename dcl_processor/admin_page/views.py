@@ -149,10 +149,10 @@ def confirmation(
 
 
 def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
-    """Do one of the ledger's controls with a processor, or pause and resume all of them."""
+    """Do one of the ledger's controls with a processor, or with all of them."""
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
-    if not has_ledger() or wanted not in (ledger.CONTROLS if object_id else ledger.FOR_ALL):
+    if not has_ledger() or wanted not in ledger.CONTROLS:
         raise Http404("expected a control of an installed ledger")
     name = processor.name if object_id else ledger.ALL
     who = name or "all processors"

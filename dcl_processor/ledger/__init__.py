@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .orders import ALL, pause, resume, run_now, stop
+    from .orders import ALL, pause, resume
     from .records import RecordedAction, State, actions, history, prune, state, states
 
 __all__ = [
@@ -23,10 +23,8 @@ __all__ = [
     "pause",
     "prune",
     "resume",
-    "run_now",
     "state",
     "states",
-    "stop",
 ]
 
 
@@ -34,5 +32,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Imported when it is used, because Django imports this module before there are models.
-    module = "orders" if name in {"ALL", "pause", "resume", "run_now", "stop"} else "records"
+    module = "orders" if name in {"ALL", "pause", "resume"} else "records"
     return getattr(import_module(f"{__name__}.{module}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,6 @@ class Record:
         self.works = works
         self._ledger = ledger
 
-    def older_stops(self) -> Mapping[str, int | None]:
-        """Return the orders to stop that a worker is to ignore, whenever it is started."""
-        return {name: work.stops for name, work in self.works.items()}
-
     def progress(self, worker: int, name: str, progress: Progress) -> None:
         """Take note of what a worker of the command has done."""
         self.works[name].progress(worker, progress)
@@ -62,20 +58,16 @@ class Record:
         work.stopped = report.stopped
         work.error = _error(report, None) or work.error
 
-    def take_orders(self) -> tuple[Collection[str], Collection[str]]:
-        """Return the processors that are to look for rows now, and those whose watch is to end."""
-        wake, end = [], []
+    def resumed(self) -> Collection[str]:
+        """Return the processors whose pause has ended since the last call."""
+        wake = []
         for name, work in self.works.items():
             if (orders := self._ledger.orders.get(name)) is None:
                 continue
             before, work.orders = work.orders, orders
-            if before is not None and (
-                orders.run_nows > before.run_nows or (before.is_paused and not orders.is_paused)
-            ):
+            if before is not None and before.is_paused and not orders.is_paused:
                 wake.append(name)
-            if self._ledger.is_stopped(work):
-                end.append(name)
-        return wake, end
+        return wake
 
 
 class Ledger:
@@ -134,15 +126,11 @@ class Ledger:
 
     @contextmanager
     def worker(
-        self,
-        names: Collection[str],
-        send: Callable[[str, Progress], None],
-        stops: Mapping[str, int | None],
+        self, names: Collection[str], send: Callable[[str, Progress], None]
     ) -> Iterator[Record]:
-        """Send what this process does to its parent; ``stops``: by ``older_stops()``."""
+        """Send what this process does to its parent."""
         with self.command("worker", names) as record:
-            for name, work in record.works.items():
-                work.stops = work.stops if (known := stops.get(name)) is None else known
+            for work in record.works.values():
                 work.send = send
                 work.flush()  # from now on the parent knows what this worker has not seen yet
             yield record
@@ -210,16 +198,6 @@ class Ledger:
             work.flush(is_last=True)
         self._prune_now_and_then()
 
-    def is_stopped(self, work: Work) -> bool:
-        """Return whether an operator has ordered it to end since its start."""
-        orders = self.orders.get(work.processor)
-        if orders is None:
-            return False
-        # A lower number means that the table was emptied: count from this number.
-        if work.stops is None or orders.stops < work.stops:
-            work.stops = orders.stops
-        return orders.stops > work.stops
-
     def read(self, names: Collection[str]) -> None:
         """Read the orders of processors now; without an answer the last ones stay."""
         with suppress(UnreachableError):
@@ -244,7 +222,6 @@ class Ledger:
         for work in works:
             if orders := self.orders.get(work.processor):
                 work.note_seen(orders.seen)
-            self.is_stopped(work)  # so that workers which start later are given a valid number
             work.flush()
         if names:
             self._prune_now_and_then()

@@ -41,12 +41,6 @@ class Control(models.Model):
     paused_until = models.DateTimeField(null=True)
     paused_by = models.CharField(max_length=PERSON, default="")
     reason = models.CharField(max_length=TEXT, default="")
-    #: Orders to stop, and to look for rows now, so far.
-    stops = models.BigIntegerField(default=0)
-    run_nows = models.BigIntegerField(default=0)
-    #: The last order, for people.
-    ordered_by = models.CharField(max_length=PERSON, default="")
-    ordered_at = models.DateTimeField(null=True)
     #: The rate: a window of time, and the rows that were allowed to start in it.
     window = models.BigIntegerField(default=0)
     used = models.BigIntegerField(default=0)

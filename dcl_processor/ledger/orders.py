@@ -1,4 +1,4 @@
-"""What an operator orders: pause, resume, stop, run now; each is one statement for a processor.
+"""What an operator orders: pause and resume; each is one statement for a processor.
 
 What a worker reads of the orders is one query for all its processors.
 
@@ -23,7 +23,6 @@ from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
-from dcl_processor.watch import notify
 from dcl_processor.worker import this_user
 
 from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, row_of
@@ -65,7 +64,7 @@ def pause(
     return _change(name, values, free) > 0
 
 
-def resume(processor: Subject, *, by: str = "") -> bool:
+def resume(processor: Subject) -> bool:
     """End the pause of the processor; return whether it was paused.
 
     ``processor``: as for ``pause()``. After a pause of ``ALL``, those that were paused by
@@ -76,33 +75,8 @@ def resume(processor: Subject, *, by: str = "") -> bool:
         Q(paused_until=None) | Q(paused_until__gt=DatabaseNow())
     )
     ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    values = {**ended, "revision": F("revision") + 1, **_ordered(by)}
+    values = {**ended, "revision": F("revision") + 1}
     return _change(name, values, is_paused) > 0
-
-
-def stop(processor: Subject, *, by: str = "") -> None:
-    """End the commands that are at work on the processor, and calls of ``run()``, after their row.
-
-    Those that begin later are not ended: ``pause()`` keeps rows from being started. ``processor``:
-    as for ``pause()``.
-    """
-    name = name_of(processor)
-    _change(name, {"stops": F("stops") + 1, **_ordered(by)})
-
-
-def run_now(processor: Subject, *, by: str = "") -> None:
-    """Let the watches of the processor look for rows at once, and not at their next look.
-
-    ``processor``: as for ``pause()``. A paused processor stays paused.
-    """
-    name = name_of(processor)
-    _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
-    if isinstance(processor, BatchProcessor):
-        notify.wake(processor)
-
-
-def _ordered(by: str) -> dict[str, Any]:
-    return {"ordered_by": person(by), "ordered_at": DatabaseNow()}
 
 
 def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:
@@ -161,8 +135,6 @@ class Orders:
     read_at: float
     seen: int = 0
     is_paused: bool = False
-    stops: int = 0
-    run_nows: int = 0
 
     @property
     def age(self) -> float:
@@ -185,8 +157,6 @@ def _orders(read_at: float, own: Control | None, everywhere: Control | None) -> 
         read_at=read_at,
         seen=sum(row.revision for row in both),
         is_paused=any(is_paused(row) for row in both),
-        stops=sum(row.stops for row in both),
-        run_nows=sum(row.run_nows for row in both),
     )
 
 

@@ -51,7 +51,7 @@ class RunOverseer:
     def must_stop(self) -> bool:
         """Return whether no row may start, also within a batch."""
         orders = self._orders
-        return orders is not None and (orders.is_paused or self._ledger.is_stopped(self.work))
+        return orders is not None and orders.is_paused
 
     def hold(self) -> Hold | None:
         """Return why no row may start now; called outside any transaction of the run."""
@@ -63,8 +63,6 @@ class RunOverseer:
             orders = self._orders or orders
         if orders.is_paused:
             return Hold("paused")
-        if self._ledger.is_stopped(self.work):
-            return Hold("operator")
         return None if self._tokens is None else self._tokens.hold()
 
     def take(self, rows: int, *, whole: bool = False) -> int:

@@ -46,8 +46,6 @@ class Work:
     kind: str
     #: The orders that were followed last; ``None``: they could not be read.
     orders: Orders | None = None
-    #: The order to stop that came last before the start, if it could be read.
-    stops: int | None = field(init=False)
     seen: int = field(init=False)
     id: UUID = field(default_factory=uuid4)
     started: float = field(default_factory=time.monotonic)
@@ -72,7 +70,6 @@ class Work:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self.stops = None if self.orders is None else self.orders.stops
         self.seen = 0 if self.orders is None else self.orders.seen
 
     @property

@@ -1,4 +1,4 @@
-"""``processors pause``, ``resume``, ``stop``, ``run-now`` and ``history``: the ledger's actions."""
+"""``processors pause``, ``resume`` and ``history``: the ledger's actions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Order:
         chosen = choose(options["names"], run_all=options["all"])
         subjects: list[Any] = [ledger.ALL] if options["all"] else chosen
         given = {name: options[name] for name in ("reason", "until") if name in options}
-        changed: list[bool | None] = []
+        changed: list[bool] = []
         try:
             for each in subjects:
                 done = getattr(ledger, self.name)(each, **given)
@@ -80,8 +80,7 @@ class Order:
             raise _unreachable(error, given=subjects[: len(changed)]) from error
         known = changed * len(chosen) if options["all"] else changed
         documents = [
-            {**each.as_dict(), "changed": it is not False}
-            for each, it in zip(states, known, strict=True)
+            {**each.as_dict(), "changed": it} for each, it in zip(states, known, strict=True)
         ]
         sentences = {each.name: each.sentence for each in states}
         lines = [
@@ -168,22 +167,17 @@ def _who(subject: Any) -> str:
     return subject.name if isinstance(subject, BatchProcessor) else "all processors"
 
 
-def _outcome(order: str, changed: bool | None, sentence: str | None) -> str:
+def _outcome(order: str, changed: bool, sentence: str | None) -> str:
     match order, changed:
         case "pause", True:
             return printable(sentence or "paused")
         case "pause", _:
             return f"nothing changed: it was {printable(sentence or 'paused')}"
-        case "resume", True:
+        case _, True:
             still = f", but {printable(sentence)}" if sentence else ""
             return f"resumed{still}"
-        case "resume", _:
-            return f"nothing changed: {printable(sentence or 'it was not paused')}"
-        case "stop", _:
-            return "what is at work ends after its row, within about a second"
         case _:
-            kept = f", but {printable(sentence)}" if sentence else ""
-            return f"its watches look for rows within about a second{kept}"
+            return f"nothing changed: {printable(sentence or 'it was not paused')}"
 
 
 def _line(found: Recorded) -> str:
@@ -234,8 +228,6 @@ def parse_until(text: str) -> datetime | timedelta:
 
 PAUSE = Order("Let no worker start a row, on all machines, until resume.", "pause")
 RESUME = Order("End a pause.", "resume")
-STOP = Order("End the commands that are at work on processors, after their row.", "stop")
-RUN_NOW = Order("Let watches look for rows at once.", "run_now")
 HISTORY = SimpleNamespace(
     HELP="Show what the last runs have done.", add_arguments=_add_history, handle=_show_history
 )

@@ -7,7 +7,7 @@ end its own handler that ignores every interrupt, so such a worker is a child, w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -180,9 +180,6 @@ def _supervise(
             work(number),
             names,
             shown=label(names, number, workers),
-            # Those that are older than the command: a worker that starts late, or in the place of a
-            # dead one, is to follow the others.
-            stops={} if record is None else record.older_stops(),
             sends_counts=on_counts is not None,
         )
 
@@ -225,18 +222,11 @@ def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
 
 @contextmanager
 def _member(
-    names: Sequence[str],
-    send: Send,
-    *,
-    shown: str,
-    stops: Mapping[str, int | None],
-    sends_counts: bool,
-    is_share: bool,
+    names: Sequence[str], send: Send, *, shown: str, sends_counts: bool, is_share: bool
 ) -> Iterator[oversight.Command | None]:
     """Be one of the workers in the block, in a child process.
 
-    ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
-    ``is_share``: whether it does a share of one run.
+    ``shown``: the worker's name for people. ``is_share``: whether it does a share of one run.
     """
     counting: Any = nullcontext()
     if sends_counts:
@@ -245,7 +235,7 @@ def _member(
 
         # By the name of one; those of all are in the samples.
         counting = sent(lambda new: send(names[0], Counted(new)), Counts(is_share=is_share))
-    with as_worker(shown), counting, oversight.worker(names, send, stops) as record:
+    with as_worker(shown), counting, oversight.worker(names, send) as record:
         try:
             yield record
         finally:
@@ -441,14 +431,7 @@ def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> 
 def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) -> Stopped:
     # If one worker reached its share of the limit while another worker found no more rows, the run
     # was drained all the same.
-    order: tuple[Stopped, ...] = (
-        "failures",
-        "signal",
-        "operator",
-        "paused",
-        "timeout",
-        "throttled",
-    )
+    order: tuple[Stopped, ...] = ("failures", "signal", "paused", "timeout", "throttled")
     for reason in order:
         if reason in reasons:
             return reason

@@ -85,9 +85,8 @@ class Watch:
     plan: Plan
     stop: threading.Event
     tell: Tell
-    #: The record of the command, if there is one, by which an operator gives orders.
+    #: The record of the command, if there is one, which knows of pauses that have ended.
     record: Command | None = None
-    _is_ended: bool = False
     #: When a run was last without trouble, by the monotonic clock.
     _fine_at: float = field(default_factory=time.monotonic)
     _turns: dict[str, Pace] = field(default_factory=dict)
@@ -96,8 +95,8 @@ class Watch:
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
 
-        Returns whether there was a processor to run until the end, or until an operator ended it:
-        not after an hour in which no run was without trouble.
+        Returns whether there was a processor to run until the end: not after an hour in which no
+        run was without trouble.
         """
         for each in self.processors:
             self._turns[each.name] = Pace(each, self.plan.interval)
@@ -112,7 +111,7 @@ class Watch:
         finally:
             for listener in self._listeners:
                 listener.close()
-        return bool(self._turns) or self._is_ended
+        return bool(self._turns)
 
     def _listen(self) -> list[Listener]:
         names: dict[str, dict[str, str]] = {}
@@ -143,21 +142,10 @@ class Watch:
 
     def _is_woken(self) -> bool:
         woken = {name for listener in self._listeners for name in listener.poll()}
+        woken |= set() if self.record is None else {*self.record.resumed()}
         for name in woken & self._turns.keys():
             self._turns[name].wake()
-        return bool(woken) or self._has_orders()
-
-    def _has_orders(self) -> bool:
-        """Follow an operator's orders, if there are any."""
-        if self.record is None:
-            return False
-        wake, end = (self._turns.keys() & set(names) for names in self.record.take_orders())
-        for name in wake:
-            self._turns[name].wake()
-        for name in end:
-            self._is_ended = True
-            del self._turns[name]
-        return bool(wake or end)
+        return bool(woken)
 
     def _run(self, turn: Pace) -> None:
         processor, trouble = turn.processor, None

@@ -291,7 +291,7 @@ def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
         expect(banner).to_have_text(
             re.compile(r"Paused since .* by operator in the admin: two charges in doubt")
         )
-        expect(button(name="Run now")).to_have_count(0)
+        expect(button(name="Pause", exact=True)).to_have_count(0)
 
     browser.do(pause)
     assert (pause_ := ledger.state(NAME).pause) is not None

@@ -16,7 +16,6 @@ from django.urls import reverse
 from dcl_processor import ledger
 from dcl_processor.admin_page import choosing
 from dcl_processor.admin_page.models import Processor
-from dcl_processor.ledger.models import Control
 from sample_app.shop.models import Payment
 from tests.admin_page.conftest import NAME, grant, post
 
@@ -201,17 +200,3 @@ def test_a_pause_whose_end_is_no_time_to_come_is_refused_in_words(
     assert re.match(rf"{NAME}: expected a (time to come|duration such as 2h)", str(said))
     assert ledger.state(NAME).pause is None
     assert not LogEntry.objects.exists()
-
-
-def test_one_processor_is_stopped_or_run_now_and_all_of_them_are_not(
-    operator: Client, refused: list[Payment]
-) -> None:
-    for name, status in ("control", 302), ("control_all", 404):
-        for sent in ("stop", "run_now"):
-            found = post(operator, address(name, refused[0]), control=sent, reason="of no pause")
-            assert found.status_code == status
-    kept = Control.objects.get()
-    assert (kept.processor, kept.stops, kept.run_nows) == (NAME, 1, 1)
-    assert kept.ordered_by == "operator in the admin"
-    logged = [each.get_change_message() for each in LogEntry.objects.order_by("pk")]
-    assert logged == ["Stop.", "Run now."]

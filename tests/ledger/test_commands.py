@@ -26,7 +26,7 @@ from dcl_processor.worker import this_user
 from tests.contract.support import errands as the
 from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures
 from tests.edge.manage import Manage, Ran, at_gate, started
-from tests.edge.watchers import SELDOM, Watcher, parcels
+from tests.edge.watchers import Watcher, parcels
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
 
@@ -150,7 +150,7 @@ def test_a_wrong_command_line_ends_with_2(
     assert said in done.err
 
 
-def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
+def test_a_watch_is_paused_and_resumed_while_it_is_idle() -> None:
     with watching("0.5") as watcher:
         parcels("")
         watcher.says(f"{DELIVER}: 1 processed")
@@ -160,23 +160,12 @@ def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
         until(lambda: api.state(DELIVER).phase == "paused", "the watch to see the pause")
         assert api.state(DELIVER).seen == 1
         parcels("")
-        api.run_now(DELIVER)
         api.resume(DELIVER)
         watcher.says(f"{DELIVER}: 1 processed")
-        api.stop(DELIVER)
-        assert watcher.process.wait(PATIENCE) == 0
+        assert watcher.end() == (0, "", "")
     (row,) = _records()
     assert (row.kind, row.counts["processed"], row.at_work) == ("watch", 2, False)
     assert row.finished_at is not None
-
-
-def test_run_now_wakes_a_watch_that_looks_seldom() -> None:
-    with watching(SELDOM) as watcher:
-        until(lambda: bool(api.state(DELIVER).looked_at), "the first look")
-        parcels("")
-        api.run_now(DELIVER)
-        watcher.says(f"{DELIVER}: 1 processed")
-        assert watcher.end() == (0, "", "")
 
 
 def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
@@ -210,18 +199,6 @@ def test_a_command_whose_workers_were_killed_has_not_drained_the_rows(
     (found,) = api.history(DELIVER)
     assert (found.state, found.stopped) == ("finished", "failures")
     assert found.error.startswith("killed by SIGKILL")
-
-
-def test_a_worker_that_takes_the_place_of_a_dead_one_follows_an_older_order_to_stop(
-    gate: Path,  # noqa: F811
-) -> None:
-    parcels("gate", "gate")
-    with watching("0.5", "--workers", "2", GATE=str(gate)) as watcher:
-        killed, _ = at_gate(gate, handlers=2)
-        api.stop(DELIVER)
-        os.kill(killed, signal.SIGKILL)
-        (gate / "open").touch()
-        assert watcher.process.wait(PATIENCE) == 0
 
 
 def _records() -> list[RecordedRun]:

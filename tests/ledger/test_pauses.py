@@ -1,4 +1,4 @@
-"""Pause, resume, stop and run now, and what runs make of them."""
+"""Pause and resume, and what runs make of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
-from dcl_processor import ledger, oversight
+from dcl_processor import ledger
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.ledger import ledger as process
 from dcl_processor.ledger import orders, tokens
 from dcl_processor.ledger.desk import UnreachableError
 from dcl_processor.ledger.ledger import Ledger
@@ -105,43 +104,6 @@ def test_a_pause_lets_the_row_at_hand_end_and_starts_no_other(ledger: Ledger) ->
 
     assert_run(processor(handle, MAKE, batch_size=3)(), processed=1, stopped="paused")
     assert done() == 1
-
-
-def test_stop_ends_what_is_at_work_and_nothing_that_begins_later(ledger: Ledger) -> None:
-    import dcl_processor.ledger as api
-
-    the.errands(3)
-
-    def handle(row: Errand) -> None:
-        the.elsewhere(lambda: api.stop(NAME, by="anna"))
-        ledger.read([NAME])
-
-    report = processor(handle, MAKE)()
-    assert_run(report, processed=1, stopped="operator")
-    assert str(report).endswith("; stopped by operator")
-    assert_run(processor()(), processed=2)
-
-
-@pytest.mark.parametrize("is_stopped", [True, False])
-def test_a_worker_that_starts_after_an_order_to_stop_its_command_follows_it(
-    other_machine: Any, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
-) -> None:
-    the.errands(2)
-    ledger.stop(NAME)  # older than the command
-    with oversight.command("run", [NAME]) as record:
-        assert record is not None
-        if is_stopped:
-            ledger.stop(NAME)
-        stops = record.older_stops()
-        # The process of a worker, which reads the orders for the first time.
-        with monkeypatch.context() as worker:
-            worker.setattr(process, "_ledger", other_machine())
-            with oversight.worker([NAME], lambda *_: None, stops):
-                report = processor(make=MAKE)()
-    if is_stopped:
-        assert_run(report, stopped="operator")
-    else:
-        assert_run(report, processed=2)
 
 
 def test_reserve_hands_out_nothing_while_it_is_paused() -> None:

@@ -20,7 +20,7 @@ NAME = "shop.raced"
 
 def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None:
     """Forced: the second statement waits for the lock of the first one's row."""
-    ledger.run_now(NAME)  # so that there is a row
+    ensure(NAME)
     first = threading.Event()
     go_on = threading.Event()
 

@@ -54,8 +54,6 @@ MODULES: dict[str, Any] = {
     "discard": acting.DISCARD,
     "pause": controlling.PAUSE,
     "resume": controlling.RESUME,
-    "stop": controlling.STOP,
-    "run-now": controlling.RUN_NOW,
     "history": controlling.HISTORY,
     "explain": explaining.EXPLAIN,
     "doctor": explaining.DOCTOR,
