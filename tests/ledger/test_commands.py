@@ -18,7 +18,9 @@ from django.test import override_settings
 from django.utils import timezone
 
 import dcl_processor.ledger as api
+from dcl_processor import registry
 from dcl_processor.admin_page import ledger as page
+from dcl_processor.contrib import prometheus
 from dcl_processor.ledger import records
 from dcl_processor.ledger.models import Control, RecordedRun
 from dcl_processor.management import controlling
@@ -265,9 +267,8 @@ def test_a_pause_and_lost_runs_are_gauges_and_conditions(
             started_at=timezone.now() - timedelta(hours=1),
             heartbeat_at=timezone.now() - timedelta(minutes=minutes),
         )
-    found = {
-        each["name"]: each["value"] for each in json.loads(manage("metrics", DELIVER, "--json").out)
-    }
+    gauges = prometheus.Gauges(lambda: registry.get([DELIVER]))
+    found = {each.name: each.samples[0].value for each in gauges.collect() if each.samples}
     assert 172_800 <= found["dcl_processor_paused_seconds"] < 172_900
     assert found["dcl_processor_lost_runs"] == 1.0
     shown = manage("status", DELIVER)
