@@ -134,28 +134,20 @@ class Write:
                     choice.left.setdefault(why, []).append(pk)
         return choice
 
-    def to_free(
-        self, chosen: Chosen, written: Written, *, seconds: float, stop_at: float = math.inf
-    ) -> None:
+    def to_free(self, chosen: Chosen, written: Written, *, seconds: float) -> None:
         """Write to those of the chosen rows that are free, and leave the others.
 
         Each chunk of rows is a transaction, which passes over rows that other sessions have locked.
         ``seconds``: the time for which all of them may wait for another lock, such as one of the
-        table. ``written`` has what is committed, also after an error. ``stop_at``: when
-        ``time.monotonic()`` is there, no other row is tried after the first try; ``written`` has
-        none of the rows not tried.
+        table. ``written`` has what is committed, also after an error.
         """
         question, pks = self.question, [*chosen]
         refuse_old_snapshot(question.using, self.processor.name, own_table=question.own_table)
-        end = min(time.monotonic() + seconds, stop_at)
+        end = time.monotonic() + seconds
         for at in range(0, len(pks), WINDOW):
-            self._try(chosen, pks[at : at + WINDOW], written, end, stop_at)
-            if time.monotonic() >= stop_at:
-                break
+            self._try(chosen, pks[at : at + WINDOW], written, end)
 
-    def _try(
-        self, chosen: Chosen, some: Sequence[Any], written: Written, end: float, stop_at: float
-    ) -> None:
+    def _try(self, chosen: Chosen, some: Sequence[Any], written: Written, end: float) -> None:
         """Write to those of the rows that can be locked now; ``end``: until when it may wait."""
         using, seconds = self.question.using, max(LEAST, end - time.monotonic())
         try:
@@ -173,9 +165,7 @@ class Write:
             else:
                 # Another row of the chunk may have been to blame.
                 for pk in some:
-                    self._try(chosen, [pk], written, end, stop_at)
-                    if time.monotonic() >= stop_at:
-                        break
+                    self._try(chosen, [pk], written, end)
             return
         # The transaction is committed.
         written.written += done

@@ -77,7 +77,7 @@ def confirm(
     request: HttpRequest,
     chosen: QuerySet[Any],
 ) -> HttpResponseBase | None:
-    """Return the page that asks whether to go on; it acts in chunks, however many were chosen."""
+    """Return the page that asks whether to go on."""
     page: Any = site.get_model_admin(Processor)
     try:
         keys = [key_text(pk) for pk in _keys(processor, chosen, MOST + 1)]

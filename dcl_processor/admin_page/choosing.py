@@ -1,7 +1,4 @@
-"""Which rows an action takes, and which it leaves and why; and those that an operator confirms.
-
-The rows are chosen as the command chooses them.
-"""
+"""Which rows an action takes, and which it leaves and why; chosen as the command chooses them."""
 
 from __future__ import annotations
 
@@ -9,21 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.core import signing
-from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Model, QuerySet
 
-from dcl_processor import steady as time
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.insights import rows
-from dcl_processor.insights.rows import key_of, key_text
 from dcl_processor.management.acting import DISCARD, MARK_DONE, MISSING, REQUEUE, Action
 from dcl_processor.management.command_line import keys as parsed
 from dcl_processor.operator_actions import values_to_put_back
 from dcl_processor.operator_states import default_age, is_timeless
-from dcl_processor.operator_writes import Written
+from dcl_processor.operator_writes import CHANGED, Write, Written
 from dcl_processor.processor import BatchProcessor
 
 ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}
@@ -31,11 +24,14 @@ ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}
 #: In the place of a state: the rows whose keys were given.
 ROWS = "rows"
 
-#: Rows of one confirmation, which its form carries.
-MOST = 10_000
+#: Rows of one confirmation: its form has a field for each, and Django takes a thousand fields.
+MOST = 500
 
-#: Seconds that a request waits for an answer about rows, and after which it tries no other row.
+#: Seconds that a request waits for an answer about rows.
 BUDGET = 5.0
+
+#: Seconds that a request waits for a lock that is not passed over, such as one of the table.
+PATIENCE = 1.0
 
 
 class RefusedError(Exception):
@@ -50,22 +46,47 @@ class Wanted:
     kind: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows that an action would be applied to, by key, and what is written to them.
+
+    ``left``: how many are left as they are, by reason; ``has_more``: whether there are more rows
+    than one confirmation takes.
+    """
+
+    action: str
+    wanted: Wanted
+    write: Write
+    rows: dict[Any, str] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    has_more: bool = False
+
+    @property
+    def act(self) -> Action:
+        return ACTIONS[self.action]
+
+    def apply(self, done: Written) -> None:
+        """Write to the rows; ``done`` has what is committed, also after an error."""
+        self.write.to_free(self.rows, done, seconds=PATIENCE)
+
+
 def choose(
     processor: BatchProcessor[Any],
     action: str,
     wanted: Wanted,
-    keys: Sequence[str] = (),
+    keys: Sequence[str] | None = None,
     *,
     values: dict[str, Any] | None = None,
+    reason: str = "",
 ) -> Plan:
-    """Return what an action would do with the rows; ``keys``: as the command reads them.
+    """Return what an action would do with the rows that are wanted.
 
+    ``keys``: those of them that a person has seen, as the command reads them; ``None``: all.
     Nothing is written, and nothing is locked.
     """
     question = rows.question_of(processor, None)
-    plan = Plan(processor.name, action, wanted)
     with reading(question.using, BUDGET):
-        pks = list(dict.fromkeys(parsed(processor, keys)))
+        pks = None if keys is None else [*dict.fromkeys(parsed(processor, keys))]
         found = rows.chosen(
             processor,
             question,
@@ -73,16 +94,17 @@ def choose(
             in_doubt=default_age(processor) if wanted.state == "in_doubt" else None,
             kind=wanted.kind,
         )
+        if pks is not None:
+            found = found.filter(pk__in=pks)
         first = [*dict.fromkeys(found.order_by("pk").values_list("pk", flat=True)[: MOST + 1])]
-        some = found.filter(pk__in=first)
-        choice = plan.act.write(processor, some, values=values).choose(most_left=0)
-    plan.rows = dict([*choice.rows.items()][:MOST])
-    plan.left = dict(choice.numbers)
-    plan.has_more = len(first) > MOST
-    if len(pks) > len(first) and not plan.has_more:
-        plan.left = {MISSING: len(pks) - len(first), **plan.left}
-    plan.total = len(plan.rows)
-    return plan
+        some = found.filter(pk__in=first[:MOST])
+        write = ACTIONS[action].write(processor, some, values=values, reason=reason)
+        choice = write.choose(most_left=0)
+    left = dict(choice.numbers)
+    if pks is not None and len(pks) > len(first):
+        why = MISSING if wanted.state == ROWS else CHANGED
+        left = {why: len(pks) - len(first), **left}
+    return Plan(action, wanted, write, choice.rows, left, len(first) > MOST)
 
 
 def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
@@ -127,109 +149,3 @@ def anything(model: type[Model]) -> dict[str, Any]:
     """Return values that stand for those that a person is still to type."""
     fields = (each for each in model._meta.concrete_fields if not each.generated)
     return {next(each.name for each in fields if each not in model._meta.pk_fields): None}
-
-
-# --- what an operator confirms: the rows as they were seen, signed, so that no others are written
-
-
-#: Seconds for which a confirmation can be used.
-MAX_AGE = 3600
-
-#: Seconds that a request waits for a lock that is not passed over, such as one of the table.
-PATIENCE = 1.0
-
-#: Reasons for which rows were left that are kept.
-MOST_REASONS = 20
-
-
-@dataclass(slots=True)
-class Plan:
-    """The rows that an action is still to be applied to, and what has been done so far.
-
-    ``rows``: their keys, each with the digest of the row's marks as it was shown; ``total``: the
-    rows that were confirmed; ``done``: those written to; ``left``: how many were left as they are,
-    by reason; ``has_more``: whether there were more rows than one confirmation takes.
-    """
-
-    name: str
-    action: str
-    wanted: Wanted
-    rows: dict[Any, str] = field(default_factory=dict)
-    total: int = 0
-    done: int = 0
-    left: dict[str, int] = field(default_factory=dict)
-    has_more: bool = False
-
-    def signed(self, user: Any) -> str:
-        """Return the plan as a text that only this user can send back."""
-        document = {
-            "name": self.name,
-            "action": self.action,
-            "wanted": [self.wanted.state, self.wanted.kind],
-            "rows": [[key_text(pk), digest] for pk, digest in self.rows.items()],
-            "total": self.total,
-            "done": self.done,
-            "left": self.left,
-        }
-        return signing.dumps(document, salt=_salt(user), compress=True)
-
-    @classmethod
-    def from_text(cls, text: str, processor: BatchProcessor[Any], user: Any) -> Plan:
-        """Return the plan of a text; raises ``RefusedError``."""
-        try:
-            document = signing.loads(text, salt=_salt(user), max_age=MAX_AGE)
-            model = rows.question_of(processor, None).model
-            found = {key_of(model, pk): digest for pk, digest in document.pop("rows")}
-            wanted = Wanted(*document.pop("wanted"))
-            plan = cls(**document, wanted=wanted, rows=found)
-        except (signing.BadSignature, ValidationError, KeyError, TypeError, ValueError) as error:
-            raise RefusedError(NO_PLAN) from error
-        if plan.name != processor.name:
-            raise RefusedError(NO_PLAN)
-        return plan
-
-    @property
-    def act(self) -> Action:
-        return ACTIONS[self.action]
-
-    def apply(
-        self,
-        processor: BatchProcessor[Any],
-        *,
-        values: dict[str, Any] | None = None,
-        reason: str = "",
-        written: list[Any],
-    ) -> None:
-        """Write to the rows, in transactions of a few, until the time of a request is used up.
-
-        ``written``: gets the keys of the rows whose write is committed, also before an error.
-        """
-        end, table = time.monotonic() + BUDGET, rows.question_of(processor, None).table
-        write = self.act.write(processor, table.all(), values=values, reason=reason)
-        done = Written()
-        try:
-            write.to_free(self.rows, done, seconds=PATIENCE, stop_at=end)
-        finally:
-            # Also before an error, or the next try would find the rows changed by this one.
-            written += done.written
-            self._note(done)
-
-    def _note(self, done: Written) -> None:
-        """Count the rows by what became of them; those that were not tried stay in the plan."""
-        self.done += len(done.written)
-        tried = {*done.written}
-        for why, pks in done.left().items():
-            known = why in self.left or len(self.left) < MOST_REASONS
-            said = why if known else "other reasons"
-            self.left[said] = self.left.get(said, 0) + len(pks)
-            tried |= {*pks}
-        self.rows = {pk: digest for pk, digest in self.rows.items() if pk not in tried}
-
-
-NO_PLAN = (
-    "expected a confirmation that this page made for you in the last hour; choose the rows again."
-)
-
-
-def _salt(user: Any) -> str:
-    return f"dcl_processor.admin_page.plan.{user.pk}"

@@ -19,10 +19,11 @@ from dcl_processor.management.acting import named
 from dcl_processor.management.command_line import typed_values
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
+from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
 from . import audit
-from .choosing import MOST, ROWS, Plan, RefusedError, Wanted, anything, choose, offered
+from .choosing import ROWS, Plan, RefusedError, Wanted, anything, choose, offered
 from .permissions import LABELS
 
 #: The states whose rows are acted on, or the rows that were selected.
@@ -37,8 +38,6 @@ def answer(request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, An
 
     Raises ``RefusedError``.
     """
-    if sent := request.POST.get("plan"):
-        return _confirmed(request, processor, Plan.from_text(sent, processor, request.user))
     action = request.POST.get("action", "")
     if action not in offered(processor):
         raise RefusedError(f"expected an action that {processor.name} has")
@@ -47,8 +46,10 @@ def answer(request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, An
         raise RefusedError("expected rows that are given up, in doubt or selected")
     wanted = Wanted(state, None if kind is None else kind[:LONGEST_KIND])
     # Escaped as in an address, because a browser changes line breaks in a form's values.
-    keys = [unquote(each) for each in request.POST.getlist("pk")[:MOST]] if state == ROWS else []
-    return to_confirm(request, processor, action, wanted, keys)
+    keys = [unquote(each) for each in request.POST.getlist("pk")]
+    if "confirmed" in request.POST:
+        return _confirmed(request, processor, action, wanted, keys)
+    return to_confirm(request, processor, action, wanted, keys if state == ROWS else None)
 
 
 def to_confirm(
@@ -56,63 +57,27 @@ def to_confirm(
     processor: BatchProcessor[Any],
     action: str,
     wanted: Wanted,
-    keys: Sequence[str],
+    keys: Sequence[str] | None,
+    *,
+    trouble: str = "",
 ) -> dict[str, Any]:
-    """Choose the rows, and return the context of the form that asks whether to go on."""
-    try:
-        needs_values = offered(processor).get(action, False)
-        values = anything(rows.question_of(processor, None).model) if needs_values else None
-        plan = choose(processor, action, wanted, keys, values=values)
-    except CommandError as error:
-        raise RefusedError(shown(str(error), 300)) from error
-    except Exception as error:
-        raise RefusedError(explain(error, processor)) from error
-    return _form(request, processor, plan)
+    """Choose the rows, and return the context of the form that asks whether to go on.
 
-
-def _confirmed(
-    request: HttpRequest, processor: BatchProcessor[Any], plan: Plan
-) -> dict[str, Any] | None:
-    reason, trouble, written = _reason(request.POST), "", list[Any]()
-    try:
-        values = typed_values(rows.question_of(processor, None).model, _lines(request.POST))
-    except CommandError as error:
-        return _form(request, processor, plan, trouble=shown(str(error), 300))
-    if offered(processor).get(plan.action) and not values:
-        said = "expected values, one COLUMN=VALUE a line."
-        return _form(request, processor, plan, trouble=said)
-    try:
-        plan.apply(processor, values=values or None, reason=reason, written=written)
-    except Exception as error:  # noqa: BLE001  # a sentence, and what was done before
-        trouble = explain(error, processor)
-    message = f"{LABELS[plan.action]} ({_said(plan.wanted)})."
-    if values:
-        message += f" Values: {shown(str(values), 300)}"
-    if reason:
-        message += f" Reason: {reason}"
-    audit.record_rows(request.user, processor, written, message, total=plan.total)
-    if plan.rows or trouble:
-        return _form(request, processor, plan, trouble=trouble)
-    messages.success(request, f"{processor.name}: {wording.rows(plan.done)} {plan.act.did}.")
-    for why, number in plan.left.items():
-        messages.warning(request, f"{processor.name}: {wording.rows(number)} left: {why}.")
-    return None
-
-
-def _form(
-    request: HttpRequest, processor: BatchProcessor[Any], plan: Plan, *, trouble: str = ""
-) -> dict[str, Any]:
-    """Return the context of the form; the number on its button is that of the rows it acts on."""
-    label = LABELS[plan.action]
+    The number on its button is that of the rows it acts on.
+    """
+    needs_values = offered(processor).get(action, False)
+    values = anything(rows.question_of(processor, None).model) if needs_values else None
+    plan = _chosen(processor, action, wanted, keys, values=values)
+    label = LABELS[action]
     return {
         "title": f"{label}: {processor.name}",
         "plan": plan,
-        "signed": plan.signed(request.user),
+        "keys": [key_text(pk) for pk in plan.rows],
         "button": f"{label} {wording.rows(len(plan.rows))}",
-        "what": _said(plan.wanted),
+        "what": _said(wanted),
         "some": named([key_text(pk) for pk in plan.rows]) if plan.rows else "",
         "left": [(wording.rows(number), why) for why, number in plan.left.items()],
-        "needs_values": offered(processor).get(plan.action, False),
+        "needs_values": needs_values,
         "takes_values": plan.act.takes_values,
         "takes_reason": plan.act.takes_reason,
         "values": request.POST.get("values", "")[:LONGEST_VALUES],
@@ -122,10 +87,70 @@ def _form(
     }
 
 
+def _chosen(
+    processor: BatchProcessor[Any],
+    action: str,
+    wanted: Wanted,
+    keys: Sequence[str] | None,
+    **given: Any,
+) -> Plan:
+    try:
+        return choose(processor, action, wanted, keys, **given)
+    except CommandError as error:
+        raise RefusedError(shown(str(error), 300)) from error
+    except Exception as error:
+        raise RefusedError(explain(error, processor)) from error
+
+
+def _confirmed(
+    request: HttpRequest,
+    processor: BatchProcessor[Any],
+    action: str,
+    wanted: Wanted,
+    keys: Sequence[str],
+) -> dict[str, Any] | None:
+    """Write to those of the rows that are still as wanted; ask again if something is in the way."""
+    reason, done, trouble = _reason(request.POST), Written(), ""
+    try:
+        values = _values(processor, action, _lines(request.POST))
+    except CommandError as error:
+        said = shown(str(error), 300)
+        return to_confirm(request, processor, action, wanted, keys, trouble=said)
+    plan = _chosen(processor, action, wanted, keys, values=values or None, reason=reason)
+    try:
+        plan.apply(done)
+    except Exception as error:  # noqa: BLE001  # a sentence, and what was done before
+        trouble = explain(error, processor)
+    typed = {" Values": str(values) if values else "", " Reason": reason}
+    message = f"{LABELS[action]} ({_said(wanted)})."
+    message += "".join(f"{name}: {shown(text, 300)}" for name, text in typed.items() if text)
+    audit.record_rows(request.user, processor, done.written, message, total=len(keys))
+    _tell(request, processor, plan, done)
+    if not trouble:
+        return None
+    written = {key_text(pk) for pk in done.written}
+    rest = [key for key in keys if key not in written]
+    return to_confirm(request, processor, action, wanted, rest, trouble=trouble)
+
+
+def _values(processor: BatchProcessor[Any], action: str, lines: list[str]) -> dict[str, Any]:
+    if offered(processor).get(action) and not lines:
+        raise CommandError("expected values, one COLUMN=VALUE a line.")
+    return typed_values(rows.question_of(processor, None).model, lines)
+
+
+def _tell(request: HttpRequest, processor: BatchProcessor[Any], plan: Plan, done: Written) -> None:
+    said = f"{wording.rows(len(done.written))} {plan.act.did}."
+    messages.success(request, f"{processor.name}: {said}")
+    left = {**plan.left, **{why: len(pks) for why, pks in done.left().items()}}
+    for why, number in left.items():
+        messages.warning(request, f"{processor.name}: {wording.rows(number)} left: {why}.")
+
+
 def command(processor: BatchProcessor[Any], plan: Plan, typed: Mapping[str, str]) -> str:
     """Return the command that does the same, if there is one; ``typed``: values and a reason."""
     line = f"manage.py processors {plan.action.replace('_', '-')} {shlex.quote(processor.name)}"
-    chosen = _chosen(processor, plan)
+    chosen = _option(processor, plan)
     if not chosen:
         return ""
     options = [f"--set {shlex.quote(each)}" for each in _lines(typed)]
@@ -136,7 +161,7 @@ def command(processor: BatchProcessor[Any], plan: Plan, typed: Mapping[str, str]
     return " ".join([line, chosen, *options])
 
 
-def _chosen(processor: BatchProcessor[Any], plan: Plan) -> str:
+def _option(processor: BatchProcessor[Any], plan: Plan) -> str:
     """Return the option that chooses the rows of the plan, if there is one."""
     match plan.wanted.state:
         case "given_up" if plan.wanted.kind is not None:

@@ -6,12 +6,11 @@ import html
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -31,10 +30,14 @@ ACT = "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/"
 State = Payment.State
 
 
-def hidden(page: Any, name: str = "plan") -> str:
-    found = re.search(rf'name="{name}" value="([^"]*)"', page.content.decode())
-    assert found is not None, page.content.decode()[-3000:]
-    return html.unescape(found[1])
+def confirmed(page: Any, **typed: Any) -> dict[str, Any]:
+    """Return what the form of a confirmation sends, with what a person has typed."""
+    form = page.content.decode().partition('class="dcl-confirm"')[2].partition("</form>")[0]
+    sent: dict[str, Any] = {}
+    for name, value in re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', form):
+        sent.setdefault(name, []).append(html.unescape(value))
+    assert sent.pop("csrfmiddlewaretoken"), form
+    return {**sent, **typed}
 
 
 def button(page: Any) -> str:
@@ -54,39 +57,13 @@ def test_rows_that_fail_after_the_confirmation_are_left(
     late = payments(1, state=State.REFUSED, attempts=4, last_error="NotCharged: no route")
     Payment.objects.filter(pk=refused[0].pk).update(state=State.CAPTURED, charge_id="ch_1")
 
-    done = post(operator, ACT, plan=hidden(asked))
+    done = post(operator, ACT, **confirmed(asked))
 
     assert states() == [State.CAPTURED] + [State.DUE] * 4 + [State.REFUSED]
     page = operator.get(done.headers["Location"]).content.decode()
     assert "4 rows put back into pending." in page
     assert "1 row left: changed since the choice." in page
     assert late[0].pk == Payment.objects.latest("pk").pk
-
-
-@pytest.mark.parametrize(
-    "again",
-    [
-        {"attempts": 2},
-        {"next_attempt_at": timezone.now()},
-        {"last_error": "NotCharged: the gateway is closed"},
-    ],
-    ids=lambda again: next(iter(again)),
-)
-def test_a_row_that_was_put_back_and_failed_again_is_left(
-    operator: Client, refused: list[Payment], again: dict[str, Any]
-) -> None:
-    """It is in the same state, and is not what the operator saw."""
-    asked = post(operator, ACT, action="requeue", state="given_up", kind="NotCharged")
-    row = Payment.objects.filter(pk=refused[0].pk)
-    row.update(state=State.DUE, attempts=0, last_error="")
-    row.update(state=State.REFUSED, attempts=4, last_error=refused[0].last_error)
-    row.update(**again)
-
-    done = post(operator, ACT, plan=hidden(asked))
-
-    assert states() == [State.REFUSED] + [State.DUE] * 2 + [State.REFUSED] * 2
-    page = operator.get(done.headers["Location"]).content.decode()
-    assert "1 row left: changed since the choice." in page
 
 
 def test_after_an_error_only_the_rows_that_were_not_tried_are_still_to_do(
@@ -104,16 +81,16 @@ def test_after_an_error_only_the_rows_that_were_not_tried_are_still_to_do(
         update(write, pks, values)
 
     monkeypatch.setattr(operator_writes.Write, "_update", fail)
-    first = post(operator, ACT, plan=hidden(asked))
+    first = post(operator, ACT, **confirmed(asked))
 
     page = first.content.decode()
     assert "he disk is full" in page
-    assert "2 of 5 rows put back into pending; 3 still to do." in page
+    assert "2 rows put back into pending." in page
     assert button(first) == "Put back 3 rows"
-    second = post(operator, ACT, plan=hidden(first))
+    second = post(operator, ACT, **confirmed(first))
     assert states() == [State.DUE] * 5
     page = operator.get(second.headers["Location"]).content.decode()
-    assert "5 rows put back into pending." in page
+    assert "3 rows put back into pending." in page
     assert "changed since the choice" not in page
     assert LogEntry.objects.count() == 5
 
@@ -122,11 +99,12 @@ def test_the_size_of_a_confirmation_is_bounded(
     operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payments(5, state=State.REFUSED, last_error="NotCharged: no route")
+    assert choosing.MOST + 100 < settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
     monkeypatch.setattr(choosing, "MOST", 2)
     asked = post(operator, ACT, action="requeue", state="given_up")
     assert button(asked) == "Put back 2 rows"
     assert "There are more rows" in asked.content.decode()
-    post(operator, ACT, plan=hidden(asked))
+    post(operator, ACT, **confirmed(asked))
     assert states().count(State.DUE) == 2
 
 
@@ -134,7 +112,7 @@ def test_a_few_rows_have_entries_of_their_own_in_the_log(
     operator: Client, refused: list[Payment]
 ) -> None:
     asked = post(operator, ACT, action="requeue", state="given_up", kind="Refused")
-    post(operator, ACT, plan=hidden(asked))
+    post(operator, ACT, **confirmed(asked))
 
     entries = LogEntry.objects.order_by("pk")
     assert [each.object_id for each in entries] == [str(each.pk) for each in refused[3:]]
@@ -146,7 +124,7 @@ def test_a_few_rows_have_entries_of_their_own_in_the_log(
 def test_many_rows_are_one_entry_on_the_processor(operator: Client, payments: MakePayments) -> None:
     payments(101, state=State.REFUSED, last_error="NotCharged: no route")
     asked = post(operator, ACT, action="requeue", state="given_up")
-    post(operator, ACT, plan=hidden(asked))
+    post(operator, ACT, **confirmed(asked))
 
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.object_repr) == (capture_payments.name, capture_payments.name)
@@ -158,54 +136,24 @@ def test_many_rows_are_one_entry_on_the_processor(operator: Client, payments: Ma
     assert "101 of 101 rows" in operator.get(f"{address}").content.decode()
 
 
-def test_a_request_ends_in_its_time_although_each_row_of_a_chunk_takes_long(
-    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The database refuses the values for the chunk, and then for each row."""
-    now, update = [0.0], operator_writes.Write._update
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
-    for module in (operator_writes, choosing):
-        monkeypatch.setattr(module, "time", clock)
-
-    def slowly(write: Any, pks: Any, values: Any) -> None:
-        now[0] += 8
-        update(write, pks, values)
-
-    monkeypatch.setattr(operator_writes.Write, "_update", slowly)
-    rows = payments(5, state=State.CAPTURING, capturing_since=timezone.now() - timedelta(hours=2))
-    sent = {"action": "mark_done", "state": "rows", "pk": [str(each.pk) for each in rows]}
-    page, said = post(operator, ACT, **sent), []
-    for left in (4, 3, 2, 1):
-        begun = now[0]
-        page = post(operator, ACT, plan=hidden(page))
-        # The chunk, and one of its rows: no other is begun after 5 seconds.
-        assert now[0] - begun == 2 * 8
-        assert f"0 of 5 rows marked as done; {left} still to do." in page.content.decode()
-        assert sum(page.context["plan"].left.values()) == 5 - left
-        said.append(button(page))
-    assert said == [f"Mark as done {left} rows" for left in (4, 3, 2)] + ["Mark as done 1 row"]
-    assert post(operator, ACT, plan=hidden(page)).status_code == 302
-    assert states() == [State.CAPTURING] * 5
-
-
 def test_a_doubt_is_resolved_with_the_values_that_the_flip_needs(
     operator: Client, doubtful: list[Payment]
 ) -> None:
     sent = {"action": "mark_done", "state": "rows", "pk": str(doubtful[0].pk)}
     asked = post(operator, ACT, **sent)
-    wrong = post(operator, ACT, plan=hidden(asked), values="state=none of these")
+    wrong = post(operator, ACT, **confirmed(asked, values="state=none of these"))
     assert "none of these" in wrong.content.decode()
     command = f"processors mark-done shop.capture_payments --pk {doubtful[0].pk}"
     assert f"{command}</pre>" in asked.content.decode()
     assert f"{command} --set 'state=none of these'</pre>" in html.unescape(wrong.content.decode())
     # A captured payment has a charge.
-    refused = post(operator, ACT, plan=hidden(asked), values="")
+    refused = post(operator, ACT, **confirmed(asked, values=""))
     page = operator.get(refused.headers["Location"]).content.decode()
     assert "1 row left: the database reported:" in page
     assert states() == [State.CAPTURING] * 2
 
     values = "state=captured\r\ncharge_id=ch_17"
-    done = post(operator, ACT, plan=hidden(asked), values=values)
+    done = post(operator, ACT, **confirmed(asked, values=values))
 
     assert done.status_code == 302
     assert states() == [State.CAPTURED, State.CAPTURING]
@@ -228,7 +176,7 @@ def test_rows_that_may_be_at_work_are_left_with_the_reason(
         {"action": "delete", "state": "given_up"},
         {"action": "requeue", "state": "everything"},
         {"action": "requeue", "state": "rows", "pk": "no number"},
-        {"plan": "forged"},
+        {"action": "requeue", "state": "rows", "pk": "no number", "confirmed": "yes"},
     ],
 )
 def test_a_forged_form_does_nothing(
@@ -240,20 +188,6 @@ def test_a_forged_form_does_nothing(
     assert not LogEntry.objects.exists()
     page = operator.get(response.headers["Location"]).content.decode()
     assert "Expected" in page
-
-
-def test_a_confirmation_is_for_one_user_and_for_an_hour(
-    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = post(operator, ACT, action="requeue", state="given_up")
-    other = Client()
-    other.force_login(User.objects.create_superuser("other"))
-    post(other, ACT, plan=hidden(asked))
-    assert states() == [State.REFUSED] * 5
-
-    monkeypatch.setattr(choosing, "MAX_AGE", -1)
-    post(operator, ACT, plan=hidden(asked))
-    assert states() == [State.REFUSED] * 5
 
 
 def test_an_action_that_the_processor_does_not_have_is_not_offered(operator: Client) -> None:
@@ -287,14 +221,14 @@ def test_values_are_demanded_where_the_processor_has_none(
     cart = Cart.objects.create(customer=customer, pieces=1, touched_at=old)
     address = "/admin/dcl_admin/processor/shop.expire_5Fcarts/act/"
     asked = post(operator, address, action="discard", state="rows", pk=str(cart.pk))
-    again = post(operator, address, plan=hidden(asked))
+    again = post(operator, address, **confirmed(asked))
     assert "Expected values" in again.content.decode()
     assert f"--pk {cart.pk} --set COLUMN=VALUE</pre>" in asked.content.decode()
     why = {"reason": "too old", "values": "expired=no"}
-    again = post(operator, address, plan=hidden(asked), **why)
+    again = post(operator, address, **confirmed(asked, **why))
     options = "--set expired=no --reason 'too old'</pre>"
     assert options in html.unescape(again.content.decode())
-    done = post(operator, address, plan=hidden(asked), values="expired=True")
+    done = post(operator, address, **confirmed(asked, values="expired=True"))
 
     assert done.status_code == 302
     assert Cart.objects.get().expired
@@ -312,7 +246,7 @@ def test_a_project_with_atomic_requests_gets_a_commit_for_each_chunk(
 
     monkeypatch.setattr(audit, "record_rows", fail)
     with pytest.raises(RuntimeError, match="the log is down"):
-        post(operator, ACT, plan=hidden(asked))
+        post(operator, ACT, **confirmed(asked))
     assert states() == [State.DUE] * 5
 
 
@@ -356,5 +290,5 @@ def test_ticked_rows_with_any_key_are_put_back(
     # As a browser sends a line break.
     sent = [re.sub(r"\r\n|\r|\n", "\r\n", html.unescape(each)) for each in values]
     asked = post(client, f"{PAGE}act/", action="requeue", state="rows", pk=sent)
-    assert post(client, f"{PAGE}act/", plan=asked.context["signed"]).status_code == 302
+    assert post(client, f"{PAGE}act/", **confirmed(asked)).status_code == 302
     assert Voucher.objects.filter(leased_until=None).count() == len(KEYS) + 1

@@ -29,7 +29,7 @@ from sample_app.shop.admin import PaymentAdmin
 from sample_app.shop.models import Cart, Order, Payment, StockReturn
 from sample_app.shop.processors import expire_carts
 from tests.admin_page.conftest import MakePayments, grant, make_user, post
-from tests.admin_page.test_acting import button, hidden, states
+from tests.admin_page.test_acting import button, confirmed, states
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.models import Badge, Depot, Parcel, QuietParcel, RoadTrain, Trailer, Truck, Vehicle
@@ -100,9 +100,8 @@ def test_all_rows_of_a_filter_are_handed_over_to_the_page(
     asked = post(operator, f"{LIST}?state_of_shop_capture_payments=given_up", **sent)
     assert button(asked) == "Put back 5 rows"
 
-    done = post(
-        operator, "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/", plan=hidden(asked)
-    )
+    address = "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/"
+    done = post(operator, address, **confirmed(asked))
 
     assert done.status_code == 302
     assert states() == [State.DUE] * 5

@@ -18,6 +18,7 @@ from dcl_processor.admin_page import choosing
 from dcl_processor.admin_page.models import Processor
 from sample_app.shop.models import Payment
 from tests.admin_page.conftest import NAME, grant, post
+from tests.admin_page.test_acting import confirmed
 
 pytestmark = pytest.mark.django_db
 
@@ -125,7 +126,7 @@ def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
     assert (b"dcl-confirm" in listed.content) is may
 
     if may:
-        sent = {"plan": asked.context["signed"], "values": "state=captured\ncharge_id=ch_1"}
+        sent = confirmed(asked, values="state=captured\ncharge_id=ch_1")
         # What was confirmed is refused if the permission is taken away meanwhile.
         change = Permission.objects.get(codename="change_payment")
         User.objects.get(username=user).user_permissions.remove(change)

@@ -12,7 +12,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import Exists, RawSQL
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Retry, operator_actions, operator_writes
+from dcl_processor import BatchProcessor, Retry, operator_actions
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.operator_actions import to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
@@ -263,17 +263,24 @@ def test_a_given_up_row_that_stays_in_pending_is_put_back_without_reset(make: An
     assert Errand.objects.filter(done=True).count() == 2
 
 
-@pytest.mark.parametrize(("size", "tried"), [(1, 1), (2, 2), (10, 3)])
-def test_no_row_is_tried_after_a_stop_but_the_first_ones(
-    monkeypatch: pytest.MonkeyPatch, size: int, tried: int
-) -> None:
-    """A request that is out of time does something all the same, so that it can be continued."""
-    rows = [each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1))]
-    write, written = to_requeue(processor(), Errand.objects.all()), Written()
-    monkeypatch.setattr(operator_writes, "WINDOW", size)
-    write.to_free(write.choose().rows, written, seconds=1, stop_at=0)
-    assert written == Written(rows[:tried])
-    assert Errand.objects.filter(claimed=True).count() == 3 - tried
+@pytest.mark.parametrize(
+    "again",
+    [
+        {"attempts": 2},
+        {"next_attempt_at": timezone.now()},
+        {"last_error": "ValueError: no driver"},
+    ],
+    ids=lambda again: next(iter(again)),
+)
+def test_a_row_that_was_put_back_and_failed_again_is_left(again: dict[str, Any]) -> None:
+    """It is in the same state, and is not what the operator saw."""
+    row, other = the.errands(2, dead=True, attempts=3, last_error="ValueError: no route")
+    write, written = to_requeue(processor(retry=the.retry()), Errand.objects.all()), Written()
+    chosen = write.choose().rows
+    Errand.objects.filter(pk=row.pk).update(**again)
+    write.to_free(chosen, written, seconds=1)
+    assert (written.written, written.changed) == ([other.pk], [row.pk])
+    assert (the.state(row)["dead"], the.untouched(other)) == (True, True)
 
 
 def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
