@@ -70,7 +70,8 @@ class CompiledUpdate:
         placeholders += [self._fence] if fenced else []
         self._statement = CompiledStatement(statement, params, self._keys, placeholders)
         self._free = self._if_free(rows, placeholders) if expected and not many else None
-        self._model, self._checks = model, dict[bool, CompiledStatement]()
+        self._model = model
+        self._check: CompiledStatement | None = None
 
     def _if_free(
         self, rows: QuerySet[Any], placeholders: Sequence[Placeholder]
@@ -100,33 +101,27 @@ class CompiledUpdate:
             return CompiledStatement(statement, params, self._keys, placeholders)
         return None
 
-    def _check(self, *, may_be_gone: bool) -> CompiledStatement:
-        params: list[Any] = [*self._statement.parameters, self._number, self._fence, self._number]
-        existing = ""
-        if may_be_gone:
-            named = QuerySet[Any](self._model, using=self._using).filter(self._keys.condition)
-            found = named.order_by().values_list(Value(1)).query.get_compiler(self._using)
-            existing, keys = compiled(found)
-            params += keys
+    def _make_check(self) -> CompiledStatement:
+        named = QuerySet[Any](self._model, using=self._using).filter(self._keys.condition)
+        found = named.order_by().values_list(Value(1)).query.get_compiler(self._using)
+        existing, keys = compiled(found)
+        params = [*self._statement.parameters, self._number, self._fence, self._number, *keys]
         sql = checked_sql(self._statement.sql, existing)
         return CompiledStatement(sql, params, self._keys, [self._fence, self._number])
 
     def checked(
-        self, pks: Sequence[Any], values: Values, transaction_id: str, *, may_be_gone: bool
+        self, pks: Sequence[Any], values: Values, transaction_id: str
     ) -> tuple[str, Sequence[Any]] | None:
-        """Return a statement that writes these rows, and fails unless all are written.
+        """Return a statement that writes these rows, and fails unless all that exist are written.
 
-        ``may_be_gone``: all that still exist; PostgreSQL takes a tenth longer for a row then. The
-        error has the text ``FLIP``, and then ``LOST`` if the transaction is another one. ``None``:
-        a field turns its value into SQL.
+        The error has the text ``FLIP``, and then ``LOST`` if the transaction is another one.
+        ``None``: a field turns its value into SQL.
         """
         known = self._assignments
         assigned = known.last_filled if values is known.last else known.filled(values)
         if not self._fenced or assigned is None:
             return None
-        checked = self._checks.get(may_be_gone)
-        if checked is None:
-            checked = self._checks[may_be_gone] = self._check(may_be_gone=may_be_gone)
+        checked = self._check = self._check or self._make_check()
         filled = {**assigned, self._fence: transaction_id, self._number: len(pks)}
         return checked.sql, checked.params(pks, filled)
 
@@ -186,17 +181,17 @@ class CompiledUpdate:
 def checked_sql(update: str, existing: str) -> str:
     """Return a statement that executes an update, and fails unless it writes all rows.
 
-    ``existing``: selects those that may be fewer; or none may be. Parameters between those of the
-    two: the number of rows, the id of the transaction, and the number again.
+    ``existing``: selects the rows that still exist. Parameters between those of the two: the number
+    of rows, the id of the transaction, and the number again.
     """
     # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
     # cast is that error. It depends on the count, and so is not evaluated before it.
-    gone = f"WHEN count(*) = (SELECT count(*) FROM ({existing}) AS dcl_existing) THEN '0' "  # noqa: S608  # Django's SQL
     return (
         f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # as above
         f"SELECT CAST(CASE WHEN count(*) = %s THEN '0' WHEN NOT {_IS_SAME} THEN '{FLIP}{LOST}' "
-        f"WHEN count(*) > %s THEN '{FLIP}{MORE}' {gone if existing else ''}ELSE '{FLIP}' END "
-        f"AS integer) FROM {_FLIPPED}"
+        f"WHEN count(*) > %s THEN '{FLIP}{MORE}' "
+        f"WHEN count(*) = (SELECT count(*) FROM ({existing}) AS dcl_existing) THEN '0' "
+        f"ELSE '{FLIP}' END AS integer) FROM {_FLIPPED}"
     )
 
 

@@ -1,10 +1,8 @@
-"""The driver's side of a session: what it knows without a query, and what it sends."""
+"""The driver's side of a session: what it knows without a query."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
 from typing import Any
 
 from django.db import Error
@@ -72,98 +70,6 @@ def roll_back(connection: Any) -> None:
             connection.close()
     except (Error, connection.Database.Error):
         connection.close()
-
-
-class Sending:
-    """Calls a function before the driver sends anything, for Django or for other code.
-
-    It is called once, and then the driver is as before. ``is_seen``: whether this driver has a
-    method through which it sends everything.
-    """
-
-    __slots__ = ("_before", "_call", "_driver", "_name", "is_seen")
-
-    def __init__(self, connection: Any, call: Callable[[], None]) -> None:
-        self._driver = connection.connection
-        self._call = call
-        kind: Any = type(self._driver)
-        self._name = _place(connection.vendor, kind)
-        self.is_seen = self._name is not None
-        self._before = vars(self._driver).get(self._name) if self._name else None
-
-    def start(self) -> None:
-        """Call the function before the next send."""
-        if self._name is not None:
-            # On the driver's connection, because a cursor may be older than this object.
-            setattr(self._driver, self._name, self._first)
-
-    def stop(self) -> None:
-        """Restore the driver."""
-        if self._name is not None:
-            vars(self._driver).pop(self._name, None)
-            if self._before is not None:
-                setattr(self._driver, self._name, self._before)
-
-    def _first(self, *args: Any, **kwargs: Any) -> Any:
-        self.stop()
-        self._call()
-        assert self._name is not None
-        return getattr(self._driver, self._name)(*args, **kwargs)
-
-
-class Sent:
-    """Counts what a connection of psycopg 3 sends, for Django or for other code."""
-
-    __slots__ = ("_driver", "_send", "before", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        #: What was in the place of the driver's method, if anything was.
-        self.before: Any = None
-        self._driver: Any = None
-
-    def follow(self, driver: Any) -> None:
-        """Count from now on what this connection sends, instead of what has counted it so far."""
-        self.stop()
-        before = vars(driver).get("wait")
-        self.before = before.before if isinstance(before, Sent) else before
-        self._send = self.before or partial(type(driver).wait, driver)
-        self._driver, driver.wait = driver, self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Send, in the place of the driver's method."""
-        self.count += 1
-        return self._send(*args, **kwargs)
-
-    def stop(self) -> None:
-        """Restore the driver."""
-        driver, self._driver = self._driver, None
-        if driver is not None and vars(driver).get("wait") is self:
-            del driver.wait
-            if self.before is not None:
-                driver.wait = self.before
-
-
-@cache
-def _place(vendor: str, driver: type) -> str | None:
-    """Return the method through which a driver sends everything, if it is written in Python."""
-    name = {"postgresql": "wait", "mysql": "query"}.get(vendor)
-    return name if name and driver.__dictoffset__ and hasattr(driver, name) else None
-
-
-def send(connection: Any, sql: str) -> None:
-    """Send a statement without parameters and without an answer, past Django's cursors.
-
-    Takes no lock of the driver, because its holder may be about to send what this must precede.
-    """
-    driver = connection.connection
-    with connection.wrap_database_errors:
-        if connection.vendor == "sqlite":
-            driver.execute(sql)
-        elif connection.vendor == "mysql":
-            driver.query(sql.encode())
-        else:
-            driver.pgconn.exec_(sql.encode())
 
 
 def is_busy(connection: Any) -> bool:

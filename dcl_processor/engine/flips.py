@@ -145,9 +145,7 @@ def _later(lane: Lane, batch: Batch, writes: Writes) -> list[Statement] | None:
         return None if writes else []
     if not lane.run.flips_may_wait:
         return None
-    # The rows are locked, so that only a statement of this session can have deleted one.
-    gone = len(claimed.rows) > 1 or batch.sent_before != lane.sent.count
-    found = writing.checked_flips(batch.question, writes, claimed.transaction_id, may_be_gone=gone)
+    found = writing.checked_flips(batch.question, writes, claimed.transaction_id)
     if found is None:
         return None
     later = [Statement(*each) for each in found]

@@ -12,7 +12,6 @@ from django.utils import timezone
 
 from dcl_processor import log_fields, observers
 from dcl_processor import steady as time
-from dcl_processor.database.driver import Sent
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.execution.handler import Handled
 from dcl_processor.execution.leftover import Leftover, close_lost
@@ -76,8 +75,6 @@ class Lane:
         self.fixed_flip = fixed_flip(self.processor)
         self.fixed_settlement: Values | None = None
         self.savepoint = RowSavepoint(self.session.connection)
-        #: Counts what is sent, by handlers, too, while flips go with the next claim.
-        self.sent = Sent()
         #: Watches what handlers leave open that work outside a transaction.
         is_marked = not rules_of(self.processor).in_transaction
         self.leftover = Leftover(run.using, run.sees, is_marked=is_marked)
@@ -126,7 +123,6 @@ class Lane:
             with ExitStack() as steps:  # in reverse order, each of them
                 steps.callback(self.in_flight.close)
                 steps.callback(self.resource.close)
-                steps.callback(self.sent.stop)
                 steps.callback(self.session.rollback)
                 steps.callback(self._clear_up_all)
                 steps.callback(self.settle)

@@ -208,7 +208,6 @@ class Batch:
     ``wanted``: the candidates; ``window``: of the ``rate``, whose tokens the rows have. The lane
     fills in ``claimed``; ``started``: the rows whose handler was called; ``ended``; and
     ``claimed_at``, by the monotonic clock, if an observer wants to know how long locks are held.
-    ``sent_before``: what the driver had sent before the first handler.
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
@@ -224,7 +223,6 @@ class Batch:
     started: list[Held] = field(default_factory=list)
     ended: Ended = field(default_factory=list)
     claimed_at: float | None = None
-    sent_before: int = -1
     to_blame: Held | None = None
     counted: int = 0
     is_counted: bool = False

@@ -16,7 +16,6 @@ from dcl_processor.execution.handler import (
     execute,
     execute_together,
 )
-from dcl_processor.execution.row_savepoint import alone
 
 from .settlement import Batch, Held, column
 
@@ -32,11 +31,6 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
     rows = batch.claimed.rows
     several = len(rows) > 1
     shared = several or lane.run.notes_failures
-    if lane.session.is_open:
-        # A run that a callback has made on this connection counts no more.
-        if vars(batch.claimed.driver).get("wait") is not lane.sent:
-            lane.sent.follow(batch.claimed.driver)
-        batch.sent_before = lane.sent.count
     with lane.watched:
         if several and lane.processor._handles_batches:
             _handle_together(lane, batch)
@@ -52,15 +46,13 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
                 lane.in_flight.note([held.pk])
                 _handle(lane, batch, held, shared=shared)
         finally:
-            if shared:
-                lane.savepoint.end()
+            lane.savepoint.end()
 
 
 def _handle(lane: Lane, batch: Batch, held: Held, *, shared: bool) -> None:
     """Handle a row; ``shared``: other rows' work, or a note about it, must survive its failure."""
     batch.started.append(held)
-    if shared:
-        lane.savepoint.begin()
+    lane.savepoint.begin()
     outcome = execute(
         lane.processor,
         held.row,
@@ -73,10 +65,7 @@ def _handle(lane: Lane, batch: Batch, held: Held, *, shared: bool) -> None:
     try:
         # After each row, so that this row is the one that ended the transaction.
         lane.session.check()
-        if shared:
-            batch.ended[-1] = held, lane.savepoint.close(outcome)
-        elif type(outcome) is not Handled or lane.session.connection.needs_rollback:
-            batch.ended[-1] = held, alone(lane.session.connection, outcome)
+        batch.ended[-1] = held, lane.savepoint.close(outcome, alone=not shared)
     except TransactionLost as error:
         batch.to_blame = None if was_ended_by_server(error) else held
         raise
@@ -95,13 +84,16 @@ def _handle_together(lane: Lane, batch: Batch) -> None:
     try:
         given = {held.pk: held.row for held in rows}
         arguments, limit = lane.resource.arguments, lane.run.time_limit
+        lane.savepoint.begin()
         outcomes = execute_together(lane.processor, given, arguments, limit)
         lane.session.check()
-        kept = alone(lane.session.connection, Handled())
+        kept = lane.savepoint.close(Handled(), alone=True)
     except BaseException:
         # The rows are about to be redone, and the open resource may have caused the failure.
         lane.resource.reopen_later()
         raise
+    finally:
+        lane.savepoint.end()
     if type(kept) is Failed:
         raise kept.error  # the handler asked for a rollback
     batch.ended += [(held, outcomes[held.pk]) for held in rows]

@@ -2,7 +2,7 @@
 
 Later claims and settlements would look committed, and be lost if that transaction is rolled back.
 Django and the driver know whether one is open. MariaDB's driver does not know, so there the server
-is asked, but only when a statement was sent that can begin a transaction without Django.
+is asked, but only when a statement went through Django's cursors that can begin a transaction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Self
@@ -28,12 +28,12 @@ from .handler import Failed, Handled, Outcome, Together
 
 # Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
-    rb"\b(begin|start|xa|autocommit|chain|completion_type|call|execute|immediate)\b", re.IGNORECASE
+    r"\b(begin|start|xa|autocommit|chain|completion_type|call|execute|immediate)\b", re.IGNORECASE
 )
-_LOOKED_AT = 500  # bytes
+_LOOKED_AT = 500  # characters
 
 #: What may set something for the session, or choose another database.
-_SETS = re.compile(rb"\s*(use|set)\b", re.IGNORECASE)
+_SETS = re.compile(r"\s*(use|set)\b", re.IGNORECASE)
 
 
 class Leftover:
@@ -47,7 +47,6 @@ class Leftover:
         self._connection: Any = connections[using]
         self._is_in_test = is_marked and self._connection.in_atomic_block
         self._watches_settings, self._sees = sees is not None, sees or Sees()
-        self._driver: Any = None
         #: Whether it has to look at what a handler sends; elsewhere the driver knows afterwards.
         self.watches = self._connection.vendor == "mysql" or self._is_in_test
         self._may_have_begun = False
@@ -56,16 +55,15 @@ class Leftover:
 
     def __enter__(self) -> Self:
         connection = self._connection
-        if connection.vendor == "mysql" and connection.connection is not None:
-            self._driver = connection.connection
-            self._driver.query = self._query
+        if connection.vendor == "mysql":
+            connection.execute_wrappers.append(self._notice)
         if self._is_in_test:
             self._savepoint("savepoint_create_sql")
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._driver is not None:
-            vars(self._driver).pop("query", None)
+        wrappers = self._connection.execute_wrappers
+        wrappers[:] = [each for each in wrappers if each != self._notice]
         if self._is_in_test:
             try:
                 self._savepoint("savepoint_commit_sql")
@@ -141,13 +139,13 @@ class Leftover:
             self._may_have_begun = asked_in_transaction(connection)
         return self._may_have_begun if known is None else known
 
-    def _query(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        start = query[:_LOOKED_AT] if isinstance(query, bytes) else query[:_LOOKED_AT].encode()
+    def _notice(self, execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        start = str(sql)[:_LOOKED_AT]
         if _BEGINS.search(start):
             self._may_have_begun = True
         if self._watches_settings and not self._before and _SETS.match(start):
             self._before = sight(self._connection)
-        return type(self._driver).query(self._driver, query, *args, **kwargs)
+        return execute(sql, *arguments)
 
 
 # --- the connections that the handlers of one event loop share
@@ -186,10 +184,10 @@ class SharedSessions:
         """Watch a new connection, in whose thread this is called."""
         if self.shared is not None:
             self.shared.share(connection)
-        leftover = Leftover(connection.alias)
-        leftover.__enter__()
-        others = [(thread, each) for thread, each in self._found if each.connection != connection]
-        self._found = [*others, (threading.get_ident(), leftover)]
+        if all(each.connection is not connection for _, each in self._found):
+            leftover = Leftover(connection.alias)
+            leftover.__enter__()
+            self._found.append((threading.get_ident(), leftover))
 
     async def renew(self) -> None:
         """Close sessions that were lost, or each later handler would fail on them."""

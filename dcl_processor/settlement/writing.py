@@ -119,15 +119,11 @@ def update_rows(
 
 
 def checked_flips(
-    question: Question[Any],
-    writes: Sequence[tuple[Values, Sequence[Any]]],
-    transaction_id: str,
-    *,
-    may_be_gone: bool,
+    question: Question[Any], writes: Sequence[tuple[Values, Sequence[Any]]], transaction_id: str
 ) -> list[tuple[str, Sequence[Any]]] | None:
     """Return statements that write the flips, each of which fails unless it writes its rows.
 
-    ``may_be_gone``: a handler may have deleted a row. ``None``: one flip has no compiled statement.
+    A row that its handler has deleted is left out. ``None``: one flip has no compiled statement.
     """
     statements: list[tuple[str, Sequence[Any]]] = []
     model, using = question.model, question.using
@@ -139,7 +135,7 @@ def checked_flips(
             update = question.writes.to_write(model, using, values, many=len(pks) > 1, fenced=True)
             if update is None:
                 return None
-            statement = update.checked(pks, values, transaction_id, may_be_gone=may_be_gone)
+            statement = update.checked(pks, values, transaction_id)
         except UNWRITABLE:
             return None  # which the update alone raises again, and explains
         if statement is None:

@@ -37,10 +37,11 @@ def enter_a_block() -> None:
 
 LEAVES: dict[str, Callable[[], Any]] = {
     "BEGIN": lambda: execute("BEGIN"),
-    "BEGIN past Django": begin_past_django,
     "autocommit off": lambda: transaction.set_autocommit(False),
     "a block never left": enter_a_block,
 }
+if connection.vendor != "mysql":  # whose driver does not know of a transaction
+    LEAVES["BEGIN past Django"] = begin_past_django
 if connection.vendor == "mysql":
     LEAVES["the server's autocommit off"] = lambda: execute("SET autocommit = 0")
     LEAVES["START TRANSACTION"] = lambda: execute("/* as ever */ start transaction")

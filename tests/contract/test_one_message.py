@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Q
 
 from dcl_processor.engine import session
 from tests import seams
@@ -66,28 +64,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     seams.replace(monkeypatch, seams.SEND_TOGETHER, send)
     return found
-
-
-def test_only_a_row_whose_handler_has_sent_something_may_be_gone(sent: list[str]) -> None:
-    """The look for a row that its handler has deleted would cost the others a tenth."""
-    rows = the.errands(5)
-    cursor = connection.connection.cursor()  # the driver's own, which is older than the run
-
-    def handle(row: Errand) -> None:
-        if row.place == 0:  # another run, on this connection, before the next row
-            transaction.on_commit(partial(the.transactional(print), filter=Q(place=4)))
-        if row.place == 1:
-            row.delete()
-        elif row.place == 3:
-            cursor.execute("DELETE FROM tests_errand WHERE id = %s", [row.pk])
-
-    before = connection.connection.wait
-    assert the.transactional(handle)().processed == 4
-    assert connection.connection.wait == before
-    assert [*Errand.objects.order_by("pk").values_list("pk", "done")] == [
-        (rows[place].pk, True) for place in (0, 2, 4)
-    ]
-    assert sum("dcl_existing" in each for each in sent) == 2
 
 
 def test_flips_that_differ_from_row_to_row_are_one_message(sent: list[str]) -> None:

@@ -186,9 +186,8 @@ def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
         run()
     updates = [sql.startswith("UPDATE") and "result" in sql.split("WHERE")[0] for sql, _ in seen]
     after = [each for each in seen[updates.index(True) + 1 :] if "dcl_fence" not in each[0]]
-    # That of the row goes past Django's cursors on SQLite. The savepoint is that of the note.
-    end = [] if connection.vendor == "sqlite" else ["ROLLBACK", "RELEASE"]
-    words = [*end, "SAVEPOINT", "UPDATE", "RELEASE"]
+    # The row's savepoint ends before that of the note.
+    words = ["ROLLBACK", "RELEASE", "SAVEPOINT", "UPDATE", "RELEASE"]
     after = after[: len(words)]
     assert [sql.split()[0] for sql, _ in after] == words
     assert "last_error" in after[-2][0]

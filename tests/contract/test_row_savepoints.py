@@ -1,8 +1,7 @@
-"""The lazy savepoint of a row in a batch, and what goes past it elsewhere."""
+"""The savepoint of a row, which the first statement of its handler opens."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -123,11 +122,7 @@ def pipeline() -> Callable[[Parcel], Any]:
 
 
 WRITE = "UPDATE tests_parcel SET note = 'worked'"  # whose one parameter is a number of our own
-PAST_DJANGO = {
-    "Django's cursor, older than the row": djangos_cursor,
-    "a cursor older than the row": old_cursor,
-    "a new cursor": new_cursor,
-}
+PAST_DJANGO = {"a cursor older than the row": old_cursor, "a new cursor": new_cursor}
 driver_module: Any = getattr(connection, "Database", None)
 IS_PSYCOPG3 = driver_module.__name__ == "psycopg"
 if connection.vendor == "sqlite" or IS_PSYCOPG3:
@@ -139,18 +134,29 @@ if IS_PSYCOPG3:
         "a pipeline": pipeline,
     }
 past_django = pytest.mark.parametrize("past_django", PAST_DJANGO.values(), ids=PAST_DJANGO)
-# SQLite's savepoints go past Django's cursors.
-SHOWS_SAVEPOINTS = connection.vendor != "sqlite"
 
 
 @past_django
-@pytest.mark.parametrize("bad", [[0], [1], [0, 1, 2]], ids=str)
-def test_i7_a_row_that_wrote_past_django_loses_that_too(
-    past_django: Callable[[], Callable[[Parcel], Any]], bad: list[int]
+def test_i7_a_row_alone_that_wrote_past_django_loses_that_too(
+    past_django: Callable[[], Callable[[Parcel], Any]],
 ) -> None:
     parcels(3)
     connection.ensure_connection()
     write = past_django()
+
+    def handle(row: Parcel) -> None:
+        write(row)
+        if row.priority == 1:
+            raise ValueError
+
+    assert_run(in_batches(handle, batch_size=1)(), processed=2, failed=1)
+    assert sent() == worked() == [0, 2]
+
+
+@pytest.mark.parametrize("bad", [[0], [1], [0, 1, 2]], ids=str)
+def test_i7_a_row_in_a_batch_loses_what_it_wrote_by_an_older_cursor(bad: list[int]) -> None:
+    parcels(3)
+    write = djangos_cursor()
     calls: list[int] = []
 
     def handle(row: Parcel) -> None:
@@ -167,15 +173,32 @@ def test_i7_a_row_that_wrote_past_django_loses_that_too(
     assert calls == [0, 1, 2]
 
 
+@pytest.mark.waits_for_core("only Django's cursors open a row's savepoint")
 @past_django
-@pytest.mark.parametrize("batch_size", [1, 3])
 def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
-    past_django: Callable[[], Callable[[Any], Any]], batch_size: int
+    past_django: Callable[[], Callable[[Any], Any]],
 ) -> None:
     the.errands(3)
     parcels(3)
     of = dict(zip(range(3), Parcel.objects.order_by("priority"), strict=True))
     write = past_django()
+
+    def handle(row: Errand) -> None:
+        write(of[row.place])
+        if row.place == 1:
+            raise ValueError("the handler's own")
+
+    report = the.transactional(handle, retry=Retry(backoff=60))()
+    assert_run(report, processed=2, failed=1, to_retry=1)
+    assert worked() == [0, 2]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_i7_a_row_with_retry_keeps_its_note_alone(batch_size: int) -> None:
+    the.errands(3)
+    parcels(3)
+    of = dict(zip(range(3), Parcel.objects.order_by("priority"), strict=True))
+    write = djangos_cursor()
     calls: list[int] = []
 
     def handle(row: Errand) -> None:
@@ -193,14 +216,11 @@ def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
     assert calls == [0, 1, 2]
 
 
-@past_django
-def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_too(
-    past_django: Callable[[], Callable[[Any], Any]],
-) -> None:
+def test_i7_a_row_that_is_snoozed_or_discarded_loses_what_it_wrote() -> None:
     the.errands(4)
     parcels(4)
     of = dict(zip(range(4), Parcel.objects.order_by("priority"), strict=True))
-    write = past_django()
+    write = djangos_cursor()
 
     def handle(row: Errand) -> None:
         write(of[row.place])
@@ -221,48 +241,19 @@ def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_
     assert discarded[:2] == (False, True)
 
 
-if SHOWS_SAVEPOINTS:
+def test_each_savepoint_of_a_row_is_released() -> None:
+    """PostgreSQL keeps an entry for each that is open, and looks through them all."""
+    parcels(4)
 
-    def test_each_savepoint_of_a_row_is_released() -> None:
-        """PostgreSQL keeps an entry for each that is open, and looks through them all."""
-        parcels(4)
+    def handle(row: Parcel) -> None:
+        note(row)
+        if row.priority == 1:
+            raise ValueError
 
-        def handle(row: Parcel) -> None:
-            note(row)
-            if row.priority == 1:
-                raise ValueError
-
-        with statements() as seen:
-            assert_run(in_batches(handle)(), processed=3, failed=1)
-        released = [sql for sql in seen if sql.startswith("RELEASE") and "dcl_row" in sql]
-        assert len(released) == len(savepoints(seen)) == 4
-
-
-if connection.vendor == "postgresql":
-
-    def test_i7_copy_goes_past_the_wrappers_and_opens_the_savepoint_all_the_same() -> None:
-        parcels(3)
-
-        def handle(row: Parcel) -> None:
-            with connection.cursor() as cursor:
-                copy_in(cursor, "COPY tests_tag (name) FROM STDIN", f"tag {row.priority}\n")
-                if row.priority == 1:
-                    raise ValueError
-
-        with statements() as seen:
-            report = in_batches(handle)()
-        assert_run(report, processed=2, failed=1)
-        assert len(savepoints(seen)) == 3
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT name FROM tests_tag ORDER BY name")
-            assert cursor.fetchall() == [("tag 0",), ("tag 2",)]
-
-    def copy_in(cursor: Any, sql: str, text: str) -> None:
-        if not IS_PSYCOPG3:
-            cursor.copy_expert(sql, io.StringIO(text))
-            return
-        with cursor.copy(sql) as copy:
-            copy.write(text)
+    with statements() as seen:
+        assert_run(in_batches(handle)(), processed=3, failed=1)
+    released = [sql for sql in seen if sql.startswith("RELEASE") and "dcl_row" in sql]
+    assert len(released) == len(savepoints(seen)) == 4
 
 
 def test_a_handler_that_leaves_a_wrapper_behind_does_not_break_the_rows_after_it() -> None:
@@ -284,5 +275,5 @@ def test_a_handler_that_leaves_a_wrapper_behind_does_not_break_the_rows_after_it
     finally:
         connection.execute_wrappers.clear()
     assert_run(report, processed=2, failed=1)
-    assert len(savepoints(seen)) == 3 * SHOWS_SAVEPOINTS
+    assert len(savepoints(seen)) == 3
     assert sent() == worked() == [0, 2]
