@@ -238,8 +238,7 @@ def _kind(rows: Any) -> str:
 
 
 def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
-    question = ask(processor.pending, label=processor.name, using=processor.using)
-    return QuerySet(question.model, using=question.using)
+    return ask(processor.pending, label=processor.name, using=processor.using).table
 
 
 def _refuse_timeless(processor: Definition[Any], method: str) -> None:

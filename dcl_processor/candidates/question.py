@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from django.db import router
 from django.db.models import Case, IntegerField, Model, Q, QuerySet, Transform, Value, When, lookups
@@ -58,7 +58,7 @@ class Question(Generic[M]):
     @property
     def table(self) -> QuerySet[M, M]:
         """Every row of the model, including those that a manager of the user's would hide."""
-        return QuerySet(self.model, using=self.using)
+        return rows_of(self.model, self.using)
 
     def among(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Narrow the question to some rows, with everything that the handler's row needs."""
@@ -78,12 +78,19 @@ class Question(Generic[M]):
         The row has the class, the related rows and the deferred columns of a pending one. It has no
         annotations: without the conditions of ``pending`` they may be others.
         """
-        rows: QuerySet[M, M] = QuerySet(self.unfiltered.model, using=self.using).filter(pk=pk)
+        rows = rows_of(self.unfiltered.model, self.using).filter(pk=pk)
         query, asked = rows.query, self.unfiltered.query
         query.select_related, query.deferred_loading = asked.select_related, asked.deferred_loading
         given: Any = self.unfiltered
         lookups = given._prefetch_related_lookups  # noqa: SLF001  # it has no public name
         return rows.prefetch_related(*lookups)
+
+
+def rows_of(model: type[M], using: str) -> QuerySet[M, M]:
+    """Return every row of a model, read as for a write: no cache of queries is to answer."""
+    rows: Any = QuerySet(model, using=using)
+    rows._for_write = True  # noqa: SLF001  # as Django sets it for get_or_create() and the like
+    return cast("QuerySet[M, M]", rows)
 
 
 def own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
@@ -169,6 +176,8 @@ def ask(
     chosen = unfiltered._db  # noqa: SLF001  # .db would ask the router
     alias = using or chosen or router.db_for_write(unfiltered.model, **hints)
     unfiltered = unfiltered.using(alias)
+    # Race: double claim. No cache of queries is to answer for a claim, nor after it.
+    unfiltered._for_write = True  # noqa: SLF001  # as above
     # A related manager would set its one related instance on every row, however old that is.
     unfiltered._known_related_objects = {}  # noqa: SLF001  # as above
     # The lock-free read must not lock, and the claim adds a lock of its own.
@@ -266,7 +275,7 @@ def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[
     some = [node for node in demanded(query.where) if _reads_only(node, own, columns)]
     if not some:
         return None
-    rows: QuerySet[Any, Any] = QuerySet(queryset.model, using=queryset.db)
+    rows: QuerySet[Any, Any] = rows_of(queryset.model, queryset.db)
     # A join would be a condition, too, because the joined rows must exist.
     for name in ("alias_map", "alias_refcount", "table_map"):
         setattr(rows.query, name, getattr(query, name).copy())

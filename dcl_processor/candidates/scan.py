@@ -249,8 +249,7 @@ def retrying(read: Callable[[], T], using: str) -> T:
 
 
 def highest(question: Question[M]) -> Any:
-    table: QuerySet[M] = QuerySet(question.model, using=question.using)
-    return next(iter(look(table.order_by("-pk").values_list("pk", flat=True)[:1])), None)
+    return next(iter(look(question.table.order_by("-pk").values_list("pk", flat=True)[:1])), None)
 
 
 def _counts_up(model: type[Model]) -> bool:

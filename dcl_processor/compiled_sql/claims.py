@@ -35,7 +35,10 @@ class RowBuilder(Generic[R]):
     """
 
     def __init__(self, queryset: QuerySet[Any, R], using: str) -> None:
-        self._queryset: Any = queryset
+        rows: Any = queryset
+        # Race: double claim. A cache of queries would answer in the place of the given answers.
+        rows._for_write = True  # noqa: SLF001  # it has no public name
+        self._queryset = rows
         self._query: Any = queryset.query
         self._compiler: Any = self._query.get_compiler(using)
         self.sql, self.params = self._compiler.as_sql()
