@@ -6,6 +6,9 @@ whose time is over.
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -49,7 +52,7 @@ class Call:
     ``attempt``: the number of the row's attempt, if a ``retry`` counts it and there is one row.
     """
 
-    __slots__ = ("attempt", "duration", "keys", "label", "limits", "since")
+    __slots__ = ("attempt", "duration", "keys", "label", "limits", "pid", "since")
 
     def __init__(
         self, label: str, keys: Sequence[Any], limits: CallLimits | None, attempt: int | None = None
@@ -60,6 +63,8 @@ class Call:
         self.attempt = attempt
         self.duration: float | None = None
         self.since = time.monotonic()
+        #: The process in which the handler is called.
+        self.pid = os.getpid()
 
     @property
     def limit(self) -> float | None:
@@ -92,8 +97,25 @@ def begin(call: Call) -> None:
 
 def end(call: Call) -> None:
     """Forget a call; it may be forgotten already."""
+    if os.getpid() != call.pid:
+        end_child()
     call.duration = time.monotonic() - call.since
     _under_way.discard(call)
+
+
+def end_child() -> None:
+    """End the process that a handler has forked, in the place of the handler's end."""
+    # Race: double claim. It would go on with the run, on its parent's session.
+    code: Any = 0
+    match sys.exc_info()[1]:
+        case None | SystemExit(code=None):
+            pass
+        case SystemExit(code=int(code)):
+            pass
+        case error:
+            traceback.print_exception(error)
+            code = 1
+    os._exit(code)
 
 
 def abandoned(limits: CallLimits) -> set[Any]:
@@ -123,6 +145,8 @@ def noted(call: Call, limit: TimeLimit | None, function: Callable[..., T], *argu
             return function(*arguments)
         return limit.keep(call, function, *arguments)
     finally:
+        if os.getpid() != call.pid:
+            end_child()
         call.duration = time.monotonic() - call.since
         _under_way.discard(call)
 

@@ -38,7 +38,7 @@ from dcl_processor.exceptions import ProcessorError
 from dcl_processor.report import Report
 from dcl_processor.watch.watch import Event
 
-from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
+from .graceful_stop import SIGNALS, Stop, StoppedAtOnce, replaced
 from .monitor import Life, Monitor
 from .news import Beat, Inbox, Outbox
 from .visible import quiet_unless_configured
@@ -305,6 +305,7 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
 
     for each in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(each, signal.SIG_IGN)
+    replaced.append({signal.SIGTERM: signal.SIG_DFL})
     signal.signal(signal.SIGTERM, handler)
     # The parent blocked these signals until this process had handlers for them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -7,6 +7,7 @@ Only the command installs these handlers; ``run()`` takes the event.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -87,6 +88,20 @@ def polite_stop(on_first: Callable[[Stop], None] = lambda _: None) -> Iterator[S
         yield stop
 
 
+#: The handlers that those of the package have replaced, the outermost first.
+replaced: list[dict[signal.Signals, Any]] = []
+
+
+def _restore_in_child() -> None:
+    """Let a signal end a process that a handler has forked, such as one of a pool."""
+    while replaced:
+        for each, before in replaced.pop().items():
+            signal.signal(each, before)
+
+
+os.register_at_fork(after_in_child=_restore_in_child)
+
+
 @contextmanager
 def handled_by(
     handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
@@ -100,10 +115,12 @@ def handled_by(
         if threading.current_thread() is threading.main_thread()
         and (before := signal.getsignal(each)) not in (signal.SIG_IGN, None)
     }
+    replaced.append(previous)
     for each in previous:
         signal.signal(each, handler)
     try:
         yield previous
     finally:
+        replaced.remove(previous)
         for each, before in previous.items():
             signal.signal(each, before)

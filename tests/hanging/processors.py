@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,12 @@ fetch = batch_processor(**ERRANDS, **MARKED, name="hanging.fetch", delivery="at_
 bring = batch_processor(**ERRANDS, **LEASED, name="hanging.bring", delivery="at_least_once")(act)
 
 
+@batch_processor(**ERRANDS, name="hanging.fetch_async", delivery="at_most_once")
+async def fetch_async(row: Errand) -> None:
+    """Do the same in an event loop."""
+    act(row)
+
+
 def catch_everything() -> None:
     while True:
         with suppress(BaseException):
@@ -67,7 +76,29 @@ def die_and_leave_a_child() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fork(end: Callable[[], object], code: int) -> Callable[[], None]:
+    """Return a handler's act: fork a child, and expect of it that it ends with the handler."""
+
+    def forking() -> None:
+        if (child := os.fork()) == 0:
+            end()
+            return
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == code
+
+    return forking
+
+
+def use_a_pool() -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its processes by SIGTERM
+        assert pool.map(abs, [-1, 1]) == [1, 1]
+
+
 HOW: dict[str, Callable[[], object]] = {
+    "forks a child that exits": fork(partial(sys.exit, 3), 3),
+    "forks a child that raises": fork(lambda: 1 / 0, 1),
+    "forks a child that returns": fork(lambda: None, 0),
+    "uses a pool": use_a_pool,
     "catches everything": catch_everything,
     "waits in C without signals": wait_in_c,
     "keeps the GIL": lambda: ctypes.PyDLL(None).sleep(600),
