@@ -275,7 +275,8 @@ def test_a_given_up_row_that_stays_in_pending_is_put_back_without_reset(make: An
 def test_a_row_that_was_put_back_and_failed_again_is_left(again: dict[str, Any]) -> None:
     """It is in the same state, and is not what the operator saw."""
     row, other = the.errands(2, dead=True, attempts=3, last_error="ValueError: no route")
-    write, written = to_requeue(processor(retry=the.retry()), Errand.objects.all()), Written()
+    run = processor(retry=the.retry(), reset={"claimed": False, "dead": False})
+    write, written = to_requeue(run, Errand.objects.all()), Written()
     chosen = write.choose().rows
     Errand.objects.filter(pk=row.pk).update(**again)
     write.to_free(chosen, written, seconds=1)
