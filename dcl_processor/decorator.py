@@ -28,7 +28,6 @@ class Options(TypedDict, total=False):
     delivery: Delivery | Literal["transactional", "at_most_once", "at_least_once"]
     batch_size: int
     strict_order: bool
-    repeats: bool
     reset: Mapping[str, Any] | None
     claim: Mapping[str, Any] | None
     claimed_at: str | None

@@ -80,7 +80,6 @@ class BatchProcessor(Definition[M]):
     - ``claimed_at``: a ``DateTimeField`` that is set with ``claim``, and cleared when the row is
       settled.
     - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
-    - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
     - ``concurrency``: handlers in flight at once, unless a run overrides it.
     - ``handler_timeout``: seconds (or a ``timedelta``) that a call of the handler may take, from
       0.05 to a day; then it is interrupted, and the row fails with ``HandlerTimeout``.

@@ -73,6 +73,7 @@ def _where(excinfo: pytest.ExceptionInfo[Any]) -> str:
         path = Path(str(entry.path))
         name = str(path.relative_to(CHECKOUT)) if path.is_relative_to(CHECKOUT) else "."
         if not name.startswith("."):  # an environment lies in such a folder
-            line = str(entry.statement).strip().splitlines()[0]
+            is_code = path.suffix == ".py"  # a page is not parsed
+            line = str(entry.statement).strip().splitlines()[0] if is_code else ""
             return f"{name}:{entry.lineno + 1}: {line}"
     return ""

@@ -229,7 +229,6 @@ def test_a_handler_without_a_name_is_told_where_to_go() -> None:
         ("batchSize", 100, "batch_size"),
         ("Done", DONE, "done"),
         ("leese", None, None),
-        ("repeat", True, "repeats"),
         ("max_consecutive_failure", 3, "max_consecutive_failures"),
         ("get_doen", lambda self, row, result: DONE, "get_done"),
         ("process_bacth", lambda self, rows: None, "process_batch"),

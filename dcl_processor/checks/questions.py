@@ -78,7 +78,7 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
 
 
 def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
-    if processor._has_fixed_flip and not processor.repeats:
+    if processor._has_fixed_flip:
         return  # the row leaves pending by its own columns, as every run verifies
     nodes = list(_parts(query.where, into_queries=False))
     own = any(isinstance(node, Col) and not _shared_by(query, node.alias) for node in nodes)

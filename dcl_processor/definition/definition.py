@@ -57,7 +57,6 @@ class Definition(Generic[M]):
     batch_size: int = 1
     strict_order: bool = False
     done: Mapping[str, Any] | None = None
-    repeats: bool = False
     failed: Mapping[str, Any] | None = None
     reset: Mapping[str, Any] | None = None
     retry: Retry | None = None

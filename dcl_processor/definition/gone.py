@@ -9,6 +9,7 @@ from dcl_processor.exceptions import InvalidOption
 #: Options and hooks that a processor does not have, as keywords and in classes.
 OF_A_PROCESSOR: dict[str, str] = {
     "breaker": "leave it out: rows back off by retry, and a run ends when everything fails",
+    "repeats": "let pending compare a time column with Now(), and done move that time",
     "throttle": "set a rate, or wait in the handler",
     "taken_over": "add a Retry, and look at row.attempts > 1 in the handler",
 }

@@ -57,7 +57,6 @@ _REQUIRED: dict[str, _Check] = {
     "batch_size": _number_of("rows", least=1),
     "concurrency": _number_of("handlers", least=1),
     "strict_order": _a(bool, "True or False"),
-    "repeats": _a(bool, "True or False"),
     "in_order": _a(bool, "True or False"),
     "lock_related": _a(bool, "True or False"),
 }
@@ -285,9 +284,4 @@ def _contradictions_in_order(processor: Definition[Any], most: int) -> Iterator[
         yield (
             f"process() and batch_size=1 with in_order, where a row that fails has to stop the "
             f"rows behind it, got {got}; leave one of the two out"
-        )
-    if processor.repeats:
-        yield (
-            "in_order or repeats, got both: a row that stays pending would be at the head of its "
-            "key forever; leave one of the two out"
         )

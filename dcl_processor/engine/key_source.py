@@ -224,7 +224,7 @@ class KeySource(Source):
 
     def _note_outcomes(self, turn: Turn, outcomes: Mapping[Any, Outcome]) -> None:
         not_handled = [pk for pk, each in outcomes.items() if not isinstance(each, Handled)]
-        turn.tried.update(outcomes if self._run.processor.repeats else not_handled)
+        turn.tried.update(not_handled)
         # In order, whether the next row may be tried depends on what became of this one.
         turn.is_old = turn.is_old or (self._groups.in_order and bool(not_handled))
 

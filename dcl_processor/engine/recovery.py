@@ -148,7 +148,7 @@ def _is_settled(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool
         return False
     # Race: work without flip. A handler that commits the transaction itself commits no flip.
     handled = [held.pk for held, each in batch.ended if isinstance(each, Handled)]
-    return lane.processor.repeats or not batch.question.still_pending(handled).exists()
+    return not batch.question.still_pending(handled).exists()
 
 
 def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:

@@ -523,8 +523,7 @@ def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> dict[st
             for held in claim(session, question, Wanted([pk]), None).rows:
                 if refused := rehearse(processor, question, held.row, pk).refused:
                     return {"refused": refused}
-                is_known = not (processor._flip_needs_result or processor.repeats)
-                return {"rehearsed": pk if is_known else None}
+                return {"rehearsed": None if processor._flip_needs_result else pk}
         except RowRefused as refusal:
             error = error or refusal.error
         finally:

@@ -86,7 +86,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     # update has written it. A flip that is the mark of a claim is compared when it is read back.
     is_mark = bool(rules_of(processor).marked_by) and not processor.claim
     varies = not processor._has_fixed_flip or has_policies or (has_triggers and not is_mark)
-    if varies and not processor.repeats:
+    if varies:
         unproven.add("done")
     return Rehearsal(unproven, kept, has_rules, has_triggers, has_policies, "".join(refused))
 
@@ -125,11 +125,7 @@ def _not_proven(
 
 def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
     """Yield the options that are the same for every row, and have to take it out of pending."""
-    options = {
-        "claim": processor.lease is None,
-        "failed": True,
-        "done": processor._has_fixed_flip and not processor.repeats,
-    }
+    options = {"claim": processor.lease is None, "failed": True, "done": processor._has_fixed_flip}
     for option, is_to_leave in options.items():
         values = getattr(processor, option)
         if is_to_leave and values:
@@ -294,7 +290,7 @@ def _rehearse_function(
         except outcome_values.UNWRITABLE as error:
             raise outcome_values.invalid_done(processor, error) from error
         refused += [_refusal(processor, question, pk, ("done", values), each) for each in errors]
-        if effect is FlipEffect.STILL_PENDING and not processor.repeats:
+        if effect is FlipEffect.STILL_PENDING:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
         raise RowRefused(error) from error
@@ -496,9 +492,8 @@ def still_pending(
 ) -> str:
     """Return the message for a row that a flip leaves pending, found before its handler ran."""
     written = dict(getattr(processor, option) if values is None else values)
-    repeats = ", or set repeats=True" if option == "done" else ""
     return (
         f"{processor.name}: expected {option}={written!r} to take a row out of pending, got row "
         f"{pk} still pending after it, so its handler was not called; make {option} change a "
-        f"column that pending tests{repeats}."
+        f"column that pending tests."
     )

@@ -54,8 +54,7 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
 def _still_pending(processor: Definition[Any], pks: Sequence[Any]) -> StillPending:
     return StillPending(
         f"{processor.name}: expected {_named(pks)} to leave pending once it was handled, got a row "
-        "that is still pending; make the handler or done change a column that pending tests, "
-        "or set repeats=True."
+        "that is still pending; make the handler or done change a column that pending tests."
     )
 
 

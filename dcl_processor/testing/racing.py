@@ -289,8 +289,7 @@ class _Course:
     def refuse_double(self, pk: Any, worker: int) -> None:
         """Note a handler call; end the race if another worker has, or had, the row."""
         self._handled.setdefault(pk, []).append(worker)
-        # Each run may handle rows that may rightly stay pending.
-        if pk in self._processed and not self.processor.repeats:
+        if pk in self._processed:
             had = f"worker {self._processed[pk]}, which had finished it"
         elif self._active.setdefault(pk, worker) != worker:
             had = f"worker {self._active[pk]}, which had not finished it"

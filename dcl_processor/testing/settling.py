@@ -61,7 +61,7 @@ def assert_settles(
             got += "; an async handler does not see the rows of a TestCase: use TransactionTestCase"
         _complain(processor, row, outcome, got, report)
     still = question_of(processor, using, processor._due).still_pending([row.pk])
-    if outcome == "processed" and not processor.repeats and still.exists():
+    if outcome == "processed" and still.exists():
         _complain(processor, row, outcome, "a row that was processed and is still pending", report)
     return report
 

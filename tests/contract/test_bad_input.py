@@ -165,7 +165,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"group_by": "place", "lock_related": 1}, "expected lock_related to be True or False"),
     ({"group_by": "place", "in_order": True, "max_per_group": 2}, "max_per_group=1 or None with"),
     ({"group_by": "place", "in_order": True, "batch_size": 2}, "batch_size=1 with in_order"),
-    ({"group_by": "place", "in_order": True, "repeats": True}, "in_order or repeats"),
     ({"group_by": "place", "strict_order": True}, "group_by or strict_order"),
     ({"group_by": "place", "max_per_group": 0}, "a whole number of rows in flight from 1"),
     ({"group_by": 1}, "the name of a column"),

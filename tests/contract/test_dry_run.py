@@ -129,7 +129,6 @@ def test_it_raises_what_the_run_would_raise(make: the.Make) -> None:
 UNFORESEEN: dict[str, dict[str, Any]] = {
     "the handler's result": {"done": lambda row, result: {"done": result}},
     "the handler itself": {"done": None},
-    "stays pending": {"repeats": True},
 }
 
 

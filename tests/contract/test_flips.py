@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Case, Count, F, Q, When
+from django.db.models import F, Q
 from django.db.models.signals import post_save
 from django.utils import timezone
 
@@ -19,7 +19,7 @@ from tests.contract.support.batches import flips, sent, statements
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import at_update, temporary
-from tests.models import Errand, Parcel, RoadTrain
+from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -253,45 +253,19 @@ def each_costs(make: Any, **options: Any) -> float:
     return (spent[2] - spent[1]) / 5
 
 
-def trains(number: int) -> None:
-    for _ in range(number):
-        RoadTrain.objects.create()
-
-
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: Parcel.objects.filter(sent=False),
-        lambda: Parcel.objects.filter(Q(depot=None) | Q(depot__open=True), sent=False),
-        lambda: Parcel.objects.filter(~Q(sent=True) & Q(priority__gte=0)).distinct(),
         lambda: Parcel.objects.filter(Q(sent=False) | Q(sent__isnull=True)).order_by("-priority"),
-        lambda: Parcel.objects.annotate(many=Count("scans")).filter(many=0, sent=False),
         lambda: Parcel.objects.filter(Q(sent=False) | Q(tries__lt=0)),
-        lambda: RoadTrain.objects.filter(inspected=False, length=0),
     ],
 )
 def test_what_the_flip_decides_for_all_rows_alike_is_not_asked_again(ask: Any) -> None:
-    make = trains if ask().model is RoadTrain else parcels
-    values = {"inspected": True} if make is trains else {"sent": True, "tries": 1}
-    asked = each_costs(make, pending=ask, done=values)
-    ask().model.objects.all().delete()
-    taken_for_granted = each_costs(make, pending=ask, done=values, repeats=True)
-    assert asked == taken_for_granted
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: Parcel.objects.filter(pk__in=Parcel.objects.filter(sent=False)),
-        lambda: Parcel.objects.filter(Q(sent=False) | Q(priority=50)),
-        lambda: Parcel.objects.filter(Case(When(sent=False, then=True), default=False)),
-    ],
-)
-def test_what_it_does_not_decide_costs_one_question_more(ask: Any) -> None:
-    asked = each_costs(parcels, pending=ask, done={"sent": True})
+    values = {"sent": True, "tries": 1}
+    asked = each_costs(parcels, pending=ask, done=values)
     Parcel.objects.all().delete()
-    taken_for_granted = each_costs(parcels, pending=ask, done={"sent": True}, repeats=True)
-    assert asked == taken_for_granted + 1
+    plain = each_costs(parcels, pending=lambda: Parcel.objects.filter(sent=False), done=values)
+    assert asked == plain
 
 
 def test_a_durable_block_is_refused_in_the_rows_transaction() -> None:

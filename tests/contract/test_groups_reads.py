@@ -57,15 +57,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 fail = the.raising(ValueError("no such place"))
 
 
-@pytest.mark.parametrize("stays", [False, True])
-def test_each_row_of_a_key_whose_rows_stay_pending_is_read_few_times(
-    read: list[int], stays: bool
-) -> None:
-    """Because they failed, or because ``repeats`` leaves them there."""
+def test_each_row_of_a_key_whose_rows_fail_is_read_few_times(read: list[int]) -> None:
     rows_of(*[1] * 1000)
-    options: dict[str, Any] = {"batch_size": 100, "max_consecutive_failures": 0, "repeats": stays}
-    report = grouped("transactional", ignore if stays else fail, **options)()
-    assert_run(report, processed=1000 * stays, failed=1000 * (not stays))
+    options: dict[str, Any] = {"batch_size": 100, "max_consecutive_failures": 0}
+    assert_run(grouped("transactional", fail, **options)(), failed=1000)
     assert sum(read) <= 4 * 1000
     assert len(read) <= 10
 

@@ -112,25 +112,6 @@ def test_i5_is_asked_once_per_run() -> None:
     assert len(savepoints) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=["by key", "in order"])
-def test_i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan, "WINDOW", 3)
-    parcels(8)
-    calls: list[int] = []
-    asked = Parcel.objects.order_by("-priority") if options else Parcel.objects.all()
-    flip = {"tries": F("tries") + 1}
-    run = processor(
-        lambda row: calls.append(row.priority), pending=asked, done=flip, repeats=True, **options
-    )
-    for _ in range(2):
-        calls.clear()
-        assert_run(run(), processed=8)
-        assert calls == [*range(8)][:: -1 if options else 1]
-    assert {*Parcel.objects.values_list("tries", flat=True)} == {2}
-
-
 def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -111,7 +111,7 @@ if HAS_ROW_LOCKS:
         rows = errands(3)
         handled: list[int] = []
         with pytest.raises(AssertionError) as caught:
-            race(make(lambda row: handled.append(row.pk), repeats=False), workers=workers)
+            race(make(lambda row: handled.append(row.pk)), workers=workers)
         said = str(caught.value)
         assert "expected each row to be handled by one worker, got row" in said
         # A claim and a lease are part of the question: without it the second worker takes a row

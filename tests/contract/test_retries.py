@@ -131,14 +131,6 @@ def test_a_row_that_becomes_pending_again_and_again_is_handled_each_time(make: A
     assert [retry_columns(row) for row in rows] == [CLEARED] * 3
 
 
-def test_a_row_that_stays_pending_is_handled_in_every_run() -> None:
-    """``repeats`` without ``failed``: used-up attempts would hide the row for good."""
-    the.errands(2)
-    run = the.at_least_once(the.ignore, done={"result": "seen"}, repeats=True, retry=the.retry())
-    for _ in range(6):
-        assert_run(run(), processed=2)
-
-
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 def test_a_flip_of_the_handlers_own_clears_them_too(make: Any) -> None:
     rows = the.errands(2)

@@ -192,7 +192,6 @@ if HAS_GATE:
         row = shape.make()
         calls: list[Any] = []
         broken = processor(shape, calls)
-        broken.repeats = True  # the flip is not judged here
         outsider = other_than(shape.using)
 
         def act() -> None:

@@ -29,7 +29,7 @@ def seen(queryset: Any, look: Look, change: Callable[[], Any] | None) -> list[An
     """
     views: list[Any] = []
 
-    @batch_processor(pending=queryset, done={"sent": True}, repeats=True)
+    @batch_processor(pending=queryset.filter(sent=False), done={"sent": True})
     def send(row: Parcel) -> None:
         with CaptureQueriesContext(connection) as queries:
             views.append(look(row))
@@ -152,7 +152,7 @@ def test_deferral_is_the_querysets_own() -> None:
     deferred: list[set[str]] = []
 
     def run(queryset: QuerySet[Parcel]) -> set[str]:
-        handle = batch_processor(pending=queryset, done={"sent": True}, repeats=True)
+        handle = batch_processor(pending=queryset.filter(sent=False), done={"sent": True})
         handle(lambda row: deferred.append(row.get_deferred_fields()))()
         Parcel.objects.update(sent=False)
         return deferred.pop()

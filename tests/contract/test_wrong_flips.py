@@ -338,8 +338,3 @@ if connection.vendor == "postgresql":
         for does in ("NEW := OLD", 'NEW."done" := FALSE', "RETURN OLD", "SELECT OLD.* INTO NEW"):
             assert asked() < asked(enabled, does=does), does
         assert asked() < asked(enabled, does="UPDATE tests_errand SET done = FALSE WHERE id < 0")
-
-    @pytest.mark.parametrize("kept", ["done"], indirect=True)
-    def test_a_row_that_may_stay_pending_is_not_asked_about(kept: str) -> None:
-        the.errands(3)
-        assert_run(the.transactional(the.ignore, repeats=True)(), processed=3)

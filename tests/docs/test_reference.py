@@ -177,7 +177,7 @@ def test_the_names_that_one_writes_are_few() -> None:
     called = {name.rpartition(".")[2] for name in CALLABLES} | {*dcl_processor.__all__}
     options = {"done", "failed", *Options.__annotations__}
     written = called | options | modules | {"Reservation", "RetryColumns", "LeaseColumn"}
-    assert 100 < len(written) <= 110
+    assert len(written) <= 100
 
 
 def test_every_delivery_is_listed() -> None:

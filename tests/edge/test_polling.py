@@ -33,10 +33,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return CLOCK
 
 
-def pace(*, rows_wait: bool = False, repeats: bool = False) -> Pace:
+def pace(*, rows_wait: bool = False) -> Pace:
     retry = Retry(next_attempt_at="due" if rows_wait else None)
     options: dict[str, Any] = {"pending": Parcel.objects.all(), "done": {"sent": True}}
-    processor = batch_processor(**options, retry=retry, repeats=repeats)(lambda row: None)
+    processor = batch_processor(**options, retry=retry)(lambda row: None)
     return Pace(processor, 5.0, due=CLOCK.now)
 
 
@@ -78,11 +78,6 @@ def test_it_goes_on_at_once_after_a_run_that_got_on(counts: dict[str, Any], at_o
 
 def test_rows_that_wait_by_a_column_of_their_own_hold_up_nobody() -> None:
     assert after(pace(rows_wait=True), processed=9, failed=1, snoozed=1) == 0
-
-
-@pytest.mark.parametrize("stopped", ["drained", "limit"])
-def test_rows_that_stay_pending_are_not_handled_in_a_circle(stopped: str) -> None:
-    assert after(pace(repeats=True), processed=3, stopped=stopped) >= 3.75
 
 
 def test_a_wake_up_ends_the_wait(clock: Clock) -> None:

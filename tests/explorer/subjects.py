@@ -203,11 +203,6 @@ def marked() -> QuerySet[Errand]:
     return Errand.objects.filter(Q(claimed=False) | leased, done=False)
 
 
-def versions() -> QuerySet[Errand]:
-    """Ask for rows that have changed since the version that was handled last."""
-    return Errand.objects.filter(claimed=False, attempts__lte=F("place"))
-
-
 def print_receipt(row: Parcel) -> None:
     here().handle(row.pk)
     Receipt.objects.filter(parcel_id=row.pk).update(printed=True)
@@ -311,27 +306,12 @@ WILFUL = [
         fails_by=(TransactionLost,),
     ),
 ]
-VERSIONS: dict[str, Any] = {"pending": versions, "repeats": True}
-HANDLED = "SELECT id FROM tests_errand WHERE attempts > place"
 #: Rows that may become pending again at any step.
 EDITED = [
     replace(
         errands("transactional_edited", note_place, pending=own, **DONE),
         ask_done="SELECT id FROM tests_errand WHERE done AND result = place::text",
-    ),
-    replace(
-        errands(
-            "claim_edited",
-            **{**CLAIM, **VERSIONS, "done": lambda r: {"attempts": r.place + 1, "claimed": False}},
-        ),
-        ask_done=HANDLED,
-    ),
-    replace(
-        errands(
-            "lease_edited", **{**LEASE, **VERSIONS, "done": lambda r: {"attempts": r.place + 1}}
-        ),
-        ask_done=HANDLED,
-    ),
+    )
 ]
 #: Leases with a mark, which is written and removed with the lease.
 MARKED = [
@@ -471,7 +451,7 @@ WAITING = {
 #: Those of them whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, even if another worker has the row: no settlement can help that.
 LAPSING = [
-    *("lease_saving", "lease_locking", "lease_edited", "lease_pipeline"),
+    *("lease_saving", "lease_locking", "lease_pipeline"),
     *("lease_marked", "lease_marked_rehearsed", "lease_handed_out"),
 ]
 #: Those whose leases are renewed twice.

@@ -98,7 +98,7 @@ def lane_of(processor: Definition[Any], question: Question[Any]) -> Lane:
     run.using, run.source = question.using, run.make_source(question)
     # Whether a flip takes its row out of pending is checked for each row, because no rehearsal of
     # this process has shown it.
-    run.trust(Rehearsal(set() if processor.repeats else {"done"}, {}))
+    run.trust(Rehearsal({"done"}, {}))
     lane = Lane(run)
     run.forget_source()
     return lane
