@@ -1,0 +1,218 @@
+"""One run: a loop that takes rows, delivers them, and reports what became of them."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from django.db import connections
+from django.db.models import Q
+
+from dcl_processor.core.engine import limits as limits_
+from dcl_processor.core.engine.calls import START, Call, refuse_alarm
+from dcl_processor.core.engine.context import Context
+from dcl_processor.core.engine.deliveries import marked_first, transactional
+from dcl_processor.core.engine.executors import Inline, Loop, Threads
+from dcl_processor.core.engine.failing import isolate
+from dcl_processor.core.engine.joining import settle_kept
+from dcl_processor.core.engine.marked import put_back_unstarted, settle_call, settle_next
+from dcl_processor.core.engine.poison import Notes
+from dcl_processor.core.engine.slots import Slot
+from dcl_processor.core.engine.source import Source
+from dcl_processor.core.options import model_columns
+from dcl_processor.core.options.options import Definition
+from dcl_processor.core.pending.groups import Groups
+from dcl_processor.core.pending.question import ask
+from dcl_processor.core.report import events
+from dcl_processor.core.report.counters import attach_report, log_end
+from dcl_processor.core.report.exceptions import Unsupported
+from dcl_processor.core.report.interrupts import ends_the_run
+from dcl_processor.core.report.outcomes import Lost
+from dcl_processor.core.report.report import Report
+from dcl_processor.core.sql import isolation, messages
+from dcl_processor.core.sql.session import Session
+
+
+class Run(Context):
+    """One call of ``run()``."""
+
+    def __init__(
+        self,
+        processor: Definition[Any],
+        *,
+        filter: Q | None,
+        using: str | None,
+        limit: int | None,
+        timeout: float | timedelta | None,
+        wait_for_locked: float | timedelta,
+        concurrency: int | None,
+        stop: Event | None,
+    ) -> None:
+        limits_.check_alias(using or processor.using)
+        limits_.check_filter(filter)
+        concurrency = processor.concurrency if concurrency is None else concurrency
+        limits_.check_concurrency(concurrency, is_async=processor._is_async)
+        limits = limits_.Limits(
+            limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
+        )
+        super().__init__(processor, limits, filter, using)
+        self.concurrency = concurrency
+        self._deliver = transactional if processor._in_transaction else marked_first
+
+    def execute(self) -> Report:
+        """Run, and return the report."""
+        self._prepare()
+        events.tell(events.run_started, self.processor, run_id=uuid.uuid4().hex)
+        try:
+            self._loop()
+        except BaseException as error:
+            attach_report(error, self._report())
+            raise
+        report = self._report()
+        log_end(report)
+        events.tell(events.run_finished, self.processor, report=report)
+        return report
+
+    def _report(self) -> Report:
+        return self.counters.report(self.stopped or "drained", self.executor.failure)
+
+    # --- before the first row
+
+    def _prepare(self) -> None:
+        """Check what depends on the model and the connection, and set the stage."""
+        processor = self.processor
+        asked = ask(processor.pending, label=processor.name, using=self._using)
+        model_columns.check(processor, asked.model)
+        if processor.group_by is not None:
+            self.groups = Groups(processor, asked.model, asked.using)
+        question = self.ask()
+        isolation.refuse_outer_transaction(question.using, processor.name)
+        connection = connections[question.using]
+        self._refuse_options(connection)
+        connection.ensure_connection()
+        kind = messages.Messages if messages.suits(connection, question) else Session
+        self.session = kind(question.using, processor.name)
+        if processor.max_workers is not None:
+            self.slot = Slot(question.using, processor.name, processor.max_workers)
+        self.notes = Notes(processor.name)
+        self.executor = self._executor()
+        is_alone = self.concurrency == 1 and not processor._is_async
+        may_choose = is_alone and not processor.strict_order and kind is messages.Messages
+        self.source = Source(
+            self,
+            strict_order=processor.strict_order,
+            may_choose=may_choose,
+            has_keys=self.groups is not None,
+        )
+
+    def _refuse_options(self, connection: Any) -> None:
+        name, several = self.processor.name, self.concurrency > 1
+        if several and self.processor._in_transaction:
+            raise Unsupported(
+                f"{name}: expected concurrency=1 with TRANSACTIONAL, whose handlers work in the "
+                f"transaction of the run, got {self.concurrency}; start more workers, or choose "
+                "AT_LEAST_ONCE or AT_MOST_ONCE."
+            )
+        if connection.in_atomic_block and several:
+            raise Unsupported(
+                f"{name}: expected concurrency=1 inside TestCase, whose rows other threads do not "
+                f"see, got {self.concurrency}; use TransactionTestCase."
+            )
+        patched = sys.modules.get("gevent.monkey")
+        if self.processor._is_async and patched and patched.is_module_patched("threading"):
+            raise Unsupported(
+                f"{name}: expected real threads for an event loop, got threads patched by gevent; "
+                "write a plain handler, or run it in a process that is not patched."
+            )
+        if self.handler.seconds is not None and not self.processor._is_async:
+            if several:
+                raise Unsupported(
+                    f"{name}: expected concurrency=1 with handler_timeout and a plain handler, "
+                    f"which only a signal interrupts, got {self.concurrency}; start more workers, "
+                    "or write an async handler."
+                )
+            refuse_alarm(name)
+
+    def _executor(self) -> Inline | Threads | Loop:
+        processor, handler = self.processor, self.handler
+        size = self.concurrency
+        if processor._is_async and not self.session.connection.in_atomic_block:
+            self.capacity = size * (processor.batch_size if handler.is_batch else 1)
+            return Loop(handler, processor, self._refused)
+        self.capacity = size * processor.batch_size
+        if size > 1:
+            return Threads(handler, processor, size, self._refused)
+        return Inline(handler, self.resource, self._refused, self.notes)
+
+    def _refused(self, call: Call) -> Any:
+        """Return the result of marked rows that may not start; any thread may ask."""
+        if self.limits.is_up() or self.is_closing or self.counters.fails_too_often:
+            return None
+        heartbeat = self.heartbeat
+        if heartbeat is None or all(heartbeat.is_ours(row.pk) for row in call.rows):
+            return START
+        # Race: double claim. Another worker may have taken the row over.
+        lost = {
+            row.pk: None if heartbeat.is_ours(row.pk) else Lost(called=False) for row in call.rows
+        }
+        return lost if self.handler.is_batch else lost[call.rows[0].pk]
+
+    # --- the loop
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                batch = self.source.take(self.room)
+                if batch is not None:
+                    self._attempt(batch)
+                elif self.kept is not None:
+                    settle_kept(self)
+                elif self.calls:
+                    settle_next(self)
+                else:
+                    break
+            self.look_at_handled()
+            self.source.finish()
+        finally:
+            self._close()
+
+    def _attempt(self, batch: Any) -> None:
+        """Deliver a batch; an error is the failure of one of its rows."""
+        if self.is_transactional and not self.resource.ready():
+            self.source.put_back(batch.wanted.pks)
+            return
+        try:
+            self._deliver(self, batch)
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            isolate(self, batch, error)
+        else:
+            if self.is_transactional and not batch.is_kept:
+                self.count(batch)
+
+    def _close(self) -> None:
+        """End what is open; after an interrupt this is all that is done."""
+        self.is_closing = True
+        try:
+            self.session.rollback()
+            connection = self.session.connection
+            if connection.in_atomic_block and not isolation.in_test_case(connection):
+                isolation.roll_back(connection)  # an interrupt came in a handler's own block
+            if self.calls:
+                put_back_unstarted(self)
+        finally:
+            try:
+                self.executor.close()
+                while self.calls and (ended := self.executor.collect(0)):
+                    settle_call(self, *ended)  # a thread's handler that has ended meanwhile
+            finally:
+                if self.heartbeat is not None:
+                    self.heartbeat.close()
+                if self.slot is not None:
+                    self.slot.release()
+                self.resource.close()
+                self.notes.close()

@@ -1,0 +1,86 @@
+"""The delivery guarantees of a processor, and the lease that one of them needs."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from django.conf import settings
+from django.db.models import Q
+
+from dcl_processor.core.pending import clock
+from dcl_processor.core.report.values import DAY, expect_seconds, expect_type, seconds
+
+
+class Delivery(StrEnum):
+    """What a crash does to a row.
+
+    ``TRANSACTIONAL``: lock and ask again → work → flip → commit. Work in the same database
+    happens exactly once; an effect outside it, such as an e-mail, may be repeated when the
+    process dies between the effect and the commit.
+
+    ``AT_MOST_ONCE``: lock and ask again → claim or flip → commit → work. Nothing is repeated; a
+    row whose process died stays claimed, for a person to look at.
+
+    ``AT_LEAST_ONCE``: lock and ask again → lease → commit → work → flip if this worker still has
+    the lease. Another worker takes over a row whose process died when its lease has lapsed.
+    """
+
+    TRANSACTIONAL = "transactional"
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+
+
+#: Of ``claim``, ``claimed_at`` and ``lease``, the options that a delivery uses.
+USES: dict[str, frozenset[str]] = {
+    Delivery.TRANSACTIONAL: frozenset(),
+    Delivery.AT_MOST_ONCE: frozenset({"claim", "claimed_at"}),
+    Delivery.AT_LEAST_ONCE: frozenset({"claim", "claimed_at", "lease"}),
+}
+
+#: The end of a lease that was taken away, in UTC, or with ``USE_TZ=False`` in local time.
+TAKEN_AWAY = datetime(2000, 1, 1)  # noqa: DTZ001  # the zone depends on the settings
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Hold a row without a lock while it is handled.
+
+    ``duration``: seconds (or a ``timedelta``), at least 1, after which another worker may take the
+    row over. The lease is renewed at a third of that while the handler runs, so that it need not be
+    as long as the work. ``field`` names a nullable ``DateTimeField`` of the model, which keeps the
+    end of the lease, by the database's clock.
+    """
+
+    duration: float | timedelta
+    _: KW_ONLY
+    field: str = "leased_until"
+
+    def __post_init__(self) -> None:
+        expect_seconds(
+            "expected a Lease's duration",
+            self.duration,
+            least=1,
+            most=DAY,
+            fix="; the heartbeat renews a lease after a third of it",
+        )
+        expect_type("expected a Lease's field", self.field, str, "a name")
+
+    @property
+    def seconds(self) -> float:
+        return seconds(self.duration)
+
+    def free(self) -> Q:
+        """Return the condition under which no worker holds a row."""
+        lapsed = Q(**{f"{self.field}__lte": clock.DatabaseNow()})
+        return Q(**{f"{self.field}__isnull": True}) | lapsed
+
+    @property
+    def taken_away(self) -> datetime:
+        """The time of a lease that was taken away from a worker that did not settle its row."""
+        return TAKEN_AWAY.replace(tzinfo=UTC if settings.USE_TZ else None)
+
+    def alive(self) -> Q:
+        """Return the condition under which no other worker takes a row over yet."""
+        return Q(**{f"{self.field}__gt": clock.DatabaseNow()})
