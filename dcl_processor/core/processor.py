@@ -12,7 +12,7 @@ from django.db.models import Model, Q, QuerySet
 from dcl_processor.core import holdings
 from dcl_processor.core.engine.run import Run
 from dcl_processor.core.options import names, validation
-from dcl_processor.core.options.options import DefaultName, Definition, options
+from dcl_processor.core.options.options import DefaultName, Definition, Identity, options
 from dcl_processor.core.report.exceptions import InvalidOption, Unsupported
 from dcl_processor.core.report.report import Report
 
@@ -42,13 +42,12 @@ class BatchProcessor(Definition[M]):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = DefaultName()  # type: ignore[assignment]  # never inherited
-        names.check_class(cls, options())
 
     def __init__(self, **given: Any) -> None:
         names.check_options(type(self), options(), given)
         self.__name__ = type(self).__name__
         #: Copies of the instance share this object, because they are the same processor.
-        self._identity = object()
+        self._identity = Identity()
         for option, value in given.items():
             setattr(self, option, value)
         handler = "process_batch" if self._handles_batches else "process"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
@@ -29,6 +29,7 @@ from dcl_processor.core.report.exceptions import (
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Discarded, Failed, Outcome, Snoozed
 from dcl_processor.core.report.values import Values, is_constant, resolve
+from dcl_processor.core.sql.steps import Write
 
 #: The errors of a flip from which Django cannot build a statement.
 UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError)
@@ -53,18 +54,18 @@ def fixed_flip(processor: Definition[Any]) -> Values | None:
 
 def flips(
     processor: Definition[Any], handled: Sequence[tuple[Row, Any]], fixed: Values | None
-) -> list[tuple[Values, list[Any]]]:
+) -> list[Write]:
     """Return what to write to the handled rows; rows with the same values are one write."""
     if fixed is not None:
-        return [(fixed, [row.pk for row, _ in handled])] if handled else []
+        return [Write(fixed, [row.pk for row, _ in handled], asks=True)] if handled else []
     found: dict[Any, tuple[Values, list[Any]]] = {}
     for row, result in handled:
         values = resolve(flip(processor, row.instance, result))
-        found.setdefault(_likeness(values), (values, []))[1].append(row.pk)
-    return [*found.values()]
+        found.setdefault(likeness(values), (values, []))[1].append(row.pk)
+    return [Write(values, pks, asks=True) for values, pks in found.values()]
 
 
-def _likeness(values: Values) -> Any:
+def likeness(values: Values) -> Any:
     """Return a key that is equal for values that are written alike."""
     try:
         key = tuple((name, type(value), repr(value), value) for name, value in values.items())
@@ -72,17 +73,6 @@ def _likeness(values: Values) -> Any:
     except Exception:  # noqa: BLE001  # no hash(), or none that works
         return id(values)
     return key if all(map(is_constant, values.values())) else id(values)
-
-
-def noted(
-    processor: Definition[Any], row: Row, outcome: Outcome, **undone: Values | None
-) -> tuple[Outcome, Values]:
-    """Return the outcome to report for a row that was not handled, and what to write to it."""
-    attempt, most = row.attempt, row.most
-    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
-        attempt = most or attempt  # no handler was called
-    final, values = notes(processor, row.instance, outcome, attempt=attempt, most=most, **undone)
-    return final, resolve(values)
 
 
 def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]) -> None:
@@ -100,23 +90,9 @@ def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]
 
 def used_up(processor: Definition[Any], row: Row) -> Failed:
     """Return the outcome of a row that has no attempts left, and was not given up on."""
-    lease = processor.lease
-    was_settled = lease is not None and row.before.get(lease.field) is None
-    return Failed(AttemptsUsedUp(row.most or 0, is_known=processor._in_transaction or was_settled))
-
-
-def reduced(
-    processor: Definition[Any], values: Values, kept: Sequence[str] = ()
-) -> Iterator[Values]:
-    """Yield the values of a failure, and then less: a plain text, and the retry's other columns."""
-    yield values
-    retry = processor.retry
-    if retry is None:
-        return
-    if isinstance(text := values.get(retry.last_error or ""), str):
-        yield {**values, retry.last_error: text.encode("ascii", "replace").decode()}
-    own = {*retry.columns, *kept} - {retry.last_error}
-    yield {name: value for name, value in values.items() if name in own}
+    assert processor.retry is not None
+    is_known = processor.is_transactional or not row.is_leftover
+    return Failed(AttemptsUsedUp(processor.retry.max_attempts or 0, is_known=is_known))
 
 
 def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
@@ -163,23 +139,27 @@ def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
 
 def notes(
     processor: Definition[Any],
-    row: Model,
+    row: Row,
     outcome: Outcome,
-    *,
-    attempt: int,
-    most: int | None = None,
     undone: Values | None = MappingProxyType({}),
 ) -> tuple[Outcome, Values]:
     """Return the outcome to report for a row that was not handled, and the values to write to it.
 
-    ``attempt``: its number, from 1; ``most``: how many the row has, or ``None`` if there is no
-    limit. ``undone``: the values that restore the row as it was before
-    its claim; ``None``: it cannot be restored.
+    ``undone``: the values that restore the row as it was before its claim; ``None``: it cannot be
+    restored.
     """
-    retry, model = processor.retry, type(row)
+    final, values = _notes(processor, row, outcome, undone)
+    return final, resolve(values)
+
+
+def _notes(
+    processor: Definition[Any], row: Row, outcome: Outcome, undone: Values | None
+) -> tuple[Outcome, Values]:
+    retry, instance, attempt = processor.retry, row.instance, row.attempt
+    model = type(instance)
     match outcome:
         case Discarded(error):
-            values = _dead_letter(processor, row, error)
+            values = _dead_letter(processor, instance, error)
             if values:
                 noted: Values = retry.given_up(error, attempt, model) if retry else {}
                 return outcome, {**noted, **values}
@@ -193,49 +173,38 @@ def notes(
         case Failed(error) if retry is None:
             # The first failure is the last. A flip that could not be written gives no row up: the
             # cause is mostly a mistake in ``done``, which affects all rows.
-            noted = {} if outcome.handled else _dead_letter(processor, row, error)
+            noted = {} if outcome.handled else _dead_letter(processor, instance, error)
             return outcome, noted or undone or {}
         case Failed(unstarted=False):
-            return _after_failure(
-                processor, row, outcome, attempt=attempt, most=most, undone=undone or {}
-            )
+            return _after_failure(processor, row, outcome, undone or {})
     return outcome, {}
 
 
 def _after_failure(
-    processor: Definition[Any],
-    row: Model,
-    outcome: Failed,
-    *,
-    attempt: int,
-    most: int | None,
-    undone: Values,
+    processor: Definition[Any], row: Row, outcome: Failed, undone: Values
 ) -> tuple[Outcome, Values]:
     """Return the outcome and the values for a row that is to be tried again, or given up on."""
-    retry, error, model = processor.retry, outcome.error, type(row)
+    retry, error, model = processor.retry, outcome.error, type(row.instance)
     assert retry is not None
-    on_failure = retry.on_failure or {}
-    counts = retry.attempts is not None
-    if counts:
-        outcome = replace(outcome, max_attempts=most)
-    if retry.gives_up(error, attempt, most):
-        dead_letter = _dead_letter(processor, row, error)
+    # The claim of a row without attempts counted one more, for which no handler was called.
+    was_used_up = isinstance(error, AttemptsUsedUp)
+    most = retry.max_attempts
+    attempt = most or row.attempt if was_used_up else row.attempt
+    outcome = replace(outcome, attempt=attempt, max_attempts=most)
+    if retry.gives_up(error, attempt):
+        dead_letter = _dead_letter(processor, row.instance, error)
         # Without one the row stays pending, and only its attempts show that it is given up.
-        last = attempt if dead_letter or not counts else max(attempt, most or 0)
+        last = attempt if dead_letter else max(attempt, most or 0)
         # If nothing shows it, the row is tried again.
-        if dead_letter or (most is not None and last >= most):
-            if not dead_letter and processor.claim is not None and processor.lease is None:
-                on_failure = {}  # the row stays claimed, for a person to look at
-            tried = replace(outcome, attempt=last if counts else None)
+        if dead_letter or most is not None:
             noted = retry.given_up(error, last, model)
-            if isinstance(error, AttemptsUsedUp) and error.is_known:
+            if was_used_up and error.is_known:  # type: ignore[attr-defined]  # it is one
                 noted.pop(retry.last_error or "", None)  # the row has that of its last attempt
-            return tried, {**noted, **on_failure, **dead_letter}
+            return replace(outcome, attempt=last), {**noted, **dead_letter}
     after = retry.after(error, attempt, model)
     at = retry.next_attempt_at
     again_in = 0.0 if at is None else after[at].delay.total_seconds()
-    tried = replace(outcome, attempt=attempt if counts else None, again_in=again_in)
-    return tried, {**undone, **after, **on_failure}
+    return replace(outcome, again_in=again_in), {**undone, **after}
 
 
 def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -35,10 +36,14 @@ from dcl_processor.core.sql.isolation import in_test_case, in_transaction, roll_
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of a handler, for one row, or of ``process_batch()`` for several."""
+    """A call of a handler, for one row, or of ``process_batch()`` for several.
+
+    ``is_started``: the thread that calls it writes that alone.
+    """
 
     batch: Batch
     rows: Sequence[Row]
+    is_started: bool = False
 
 
 #: In the place of a result: the call may start.
@@ -56,8 +61,10 @@ class Handler:
         limit = processor.handler_timeout
         self.seconds = None if limit is None else seconds(limit)
         self.is_batch = processor._handles_batches
-        self._function = processor.process_batch if self.is_batch else processor.process
-        self._counts = processor.retry is not None and processor.retry.attempts is not None
+        function: Any = processor.process_batch if self.is_batch else processor.process
+        self._function = function
+        self._counts = processor.retry is not None
+        self._process = os.getpid()
 
     def call(self, rows: Sequence[Row], arguments: tuple[Any, ...]) -> Result:
         """Call the handler in this thread; any error becomes an outcome, or ends the run."""
@@ -74,7 +81,7 @@ class Handler:
             else:
                 with alarm(self.seconds):
                     result = self._function(given, *arguments)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # _judged() raises what ends the run
             return self._judged(error, since)
         return self._understood(rows, result, time.monotonic() - since)
 
@@ -85,10 +92,9 @@ class Handler:
         try:
             if events.row_started.receivers:
                 self._announce(rows)
-            given = [row.instance for row in rows] if self.is_batch else rows[0].instance
             async with timeout:
-                result = await self._function(given, *arguments)
-        except BaseException as error:
+                result = await self._function(rows[0].instance, *arguments)
+        except BaseException as error:  # noqa: BLE001  # as above
             if timeout.expired() and not ends_the_run(error):
                 late = HandlerTimeout(self.seconds or 0)
                 late.__cause__ = error
@@ -105,11 +111,18 @@ class Handler:
             )
 
     def _judged(self, error: BaseException, since: float) -> Outcome:
+        self._leave_fork(1)
         if ends_the_run(error):
             raise error
         return judge(error, duration=time.monotonic() - since)
 
+    def _leave_fork(self, status: int) -> None:
+        """End a process that the handler has forked: the session is its parent's."""
+        if os.getpid() != self._process:
+            os._exit(status)
+
     def _understood(self, rows: Sequence[Row], result: Any, duration: float) -> Result:
+        self._leave_fork(0)
         if not self.is_batch:
             return returned(result, duration)
         if (raised := returned_error(result)) is not None:
@@ -182,7 +195,7 @@ AGAIN = 1.0
 
 @contextmanager
 def alarm(limit: float) -> Iterator[None]:
-    """Raise ``HandlerCancelled`` in the block after so many seconds, and ``HandlerTimeout`` then."""
+    """Raise ``HandlerCancelled`` in the block after so many seconds, then ``HandlerTimeout``."""
     fired: list[bool] = []
 
     def cancel(*_: Any) -> None:
@@ -246,7 +259,7 @@ def in_test_savepoint(using: str) -> Iterator[None]:
     if not in_test_case(connection):
         yield
         return
-    point = connection.savepoint()
+    point: Any = connection.savepoint()
     yield
     try:
         connection.savepoint_commit(point)
@@ -255,10 +268,10 @@ def in_test_savepoint(using: str) -> Iterator[None]:
         connection.savepoint_rollback(point)
 
 
-def without_work(result: Result) -> Result:
+def without_work(result: Result, *, shared: bool = False) -> Result:
     """Return the result of a call whose work was rolled back."""
     if isinstance(result, Mapping):
         return {pk: without_work(each) for pk, each in result.items()}  # type: ignore[misc]
     if isinstance(result, Handled):
-        return Failed(TransactionLeftOpen(), handled=True, duration=result.duration)
+        return Failed(TransactionLeftOpen(shared=shared), handled=True, duration=result.duration)
     return result

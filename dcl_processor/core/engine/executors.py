@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -30,12 +30,11 @@ from dcl_processor.core.engine.calls import (
     open_aliases,
     without_work,
 )
-from dcl_processor.core.engine.poison import Notes
 from dcl_processor.core.engine.resource import Resource
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed
-from dcl_processor.core.sql.errors import is_connected
+from dcl_processor.core.sql.errors import is_back
 
 #: Seconds between two looks for a signal by a thread that waits.
 LOOK = 1.0
@@ -47,11 +46,8 @@ Refused = Callable[[Call], Result]
 class Inline:
     """Calls the handlers in the engine's thread, one after another."""
 
-    def __init__(
-        self, handler: Handler, resource: Resource, refused: Refused, notes: Notes
-    ) -> None:
+    def __init__(self, handler: Handler, resource: Resource, refused: Refused) -> None:
         self._handler, self._resource, self._refused = handler, resource, refused
-        self._notes = notes
         self._calls: deque[Call] = deque()
         self._known = open_aliases()
 
@@ -63,13 +59,13 @@ class Inline:
     def submit(self, call: Call) -> None:
         self._calls.append(call)
 
-    def collect(self, timeout: float | None = None) -> tuple[Call, Any] | None:  # noqa: ARG002
+    def collect(self, timeout: float | None = None) -> tuple[Call, Any] | None:
         """Return a call that has ended, and its result; an exception ends the run."""
-        if not self._calls:
-            return None
+        if not self._calls or timeout == 0:
+            return None  # a handler is called only when its row is waited for
         call = self._calls.popleft()
-        self._notes.note([row.pk for row in call.rows])
-        is_connected(call.batch.question.using)
+        if not is_back(call.batch.question.using):
+            return call, None
         with in_test_savepoint(call.batch.question.using):
             return call, handle(call, self._handler, self._resource, self._refused, self._known)
 
@@ -81,14 +77,13 @@ def handle(
     call: Call, handler: Handler, resource: Resource, refused: Refused, known: set[str]
 ) -> Result:
     """Call a plain handler in this thread, outside any transaction."""
-    call.batch.started += call.rows  # before the look: the end of a run looks the other way round
+    call.is_started = True  # before the look: the end of a run looks the other way round
     is_ready, answer = False, None
     try:
         answer = refused(call)
         is_ready = answer is START and resource.ready()
     finally:
-        if not is_ready:
-            call.batch.started = [row for row in call.batch.started if row not in call.rows]
+        call.is_started = is_ready
     if not is_ready:
         return None if answer is START else answer
     result = handler.call(call.rows, resource.arguments)
@@ -125,11 +120,12 @@ class Threads:
             work = copy_context().run
             arguments = (self._work, translation.get_language(), timezone.get_current_timezone())
             thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def collect(self, timeout: float | None = None) -> tuple[Call, Any] | None:
-        return next_of(self._results, timeout)
+        lives = lambda: any(each.is_alive() for each in self._threads)  # noqa: E731
+        return next_of(self._results, timeout, lives)
 
     def close(self) -> None:
         """End the threads when their handlers have ended."""
@@ -143,7 +139,11 @@ class Threads:
         try:
             with translation.override(language), timezone.override(zone):
                 while (call := self._calls.get()) is not None:
-                    self._results.put((call, self._handled(call, resource)))
+                    result: Any = RuntimeError("the handler's thread ended without a result")
+                    try:
+                        result = self._handled(call, resource)
+                    finally:
+                        self._results.put((call, result))
                     self.failure = self.failure or resource.error
         finally:
             resource.close()
@@ -159,10 +159,13 @@ class Threads:
                 each.close_if_unusable_or_obsolete()
 
 
-def next_of(results: SimpleQueue[Any], timeout: float | None) -> Any:
+def next_of(
+    results: SimpleQueue[tuple[Call, Any]], timeout: float | None, lives: Callable[[], bool]
+) -> tuple[Call, Any] | None:
     """Return the next result, or ``None`` if there is none in so many seconds.
 
-    It looks for a signal now and then, which no wait would notice.
+    It looks for a signal now and then, which no wait would notice, and whether somebody is left to
+    give a result.
     """
     while True:
         try:
@@ -170,6 +173,8 @@ def next_of(results: SimpleQueue[Any], timeout: float | None) -> Any:
         except Empty:
             if timeout is not None:
                 return None
+            if not lives():
+                raise RuntimeError("the threads that call the handlers have ended") from None
 
 
 class Loop:
@@ -181,7 +186,11 @@ class Loop:
     def __init__(self, handler: Handler, processor: Definition[Any], refused: Refused) -> None:
         self._handler, self._refused = handler, refused
         self._results: SimpleQueue[tuple[Call, Any]] = SimpleQueue()
+        self._processor = processor
         self._resource = Resource(processor, self._run)
+        #: Calls in flight by their resource, and the resources that are closed without them.
+        self._users: Counter[Resource] = Counter()
+        self._worn: set[Resource] = set()
         self._loop = asyncio.new_event_loop()
         self._uses_database = self._is_over = False
         # Not the caller's context: its only thread for database calls may wait for the run.
@@ -192,8 +201,6 @@ class Loop:
         self._thread = threading.Thread(
             target=self._work, args=settings, name=f"{processor.name}: loop", daemon=True
         )
-        connection_created.connect(self._connected, weak=False, dispatch_uid=id(self))
-        self._thread.start()
 
     @property
     def failure(self) -> BaseException | None:
@@ -220,33 +227,52 @@ class Loop:
     def submit(self, call: Call) -> None:
         # The resource is opened in the engine's thread, because opening one may block.
         answer = self._refused(call)
+        if self._thread.ident is None:
+            connection_created.connect(self._connected, weak=False, dispatch_uid=id(self))
+            self._thread.start()
+        if self._resource.is_stale and self._users[self._resource]:
+            self._worn.add(self._resource)
+            self._resource = Resource(self._processor, self._run)
         if answer is START and self._resource.ready():
-            call.batch.started += call.rows
-            self._start(self._handle(call, self._resource.arguments))
+            call.is_started = True
+            self._users[self._resource] += 1
+            self._start(self._handle(call, self._resource))
         else:
-            self._results.put((call, None if answer is START else answer))
+            self._results.put((call, (None, None if answer is START else answer)))
 
-    async def _handle(self, call: Call, arguments: tuple[Any, ...]) -> None:
+    async def _handle(self, call: Call, resource: Resource) -> None:
         try:
-            result: Any = await self._handler.call_async(call.rows, arguments)
+            result: Any = await self._handler.call_async(call.rows, resource.arguments)
             if self._uses_database and await sync_to_async(left_open)(set()):
-                result = without_work(result)
+                result = without_work(result, shared=True)
         except BaseException as error:  # noqa: BLE001  # raised again in the engine's thread
             result = error
-        self._results.put((call, result))
+        self._results.put((call, (resource, result)))
 
     def collect(self, timeout: float | None = None) -> tuple[Call, Any] | None:
-        ended = next_of(self._results, timeout)
-        if ended is not None and fails(ended[1]):
-            self._resource.reopen_later()
-        return ended
+        ended = next_of(self._results, timeout, self._thread.is_alive)
+        if ended is None:
+            return None
+        call, (resource, result) = ended
+        if resource is not None:
+            self._users[resource] -= 1
+            if fails(result):
+                resource.reopen_later()
+            if resource in self._worn and not self._users[resource]:
+                self._worn.discard(resource)
+                resource.close()
+        return call, result
 
     def close(self) -> None:
         """Cancel what is still under way, and end the thread."""
+        if self._thread.ident is None:
+            self._loop.close()
+            return
         connection_created.disconnect(dispatch_uid=id(self))
         try:
             self._run(self._cancel())
-            self._resource.close()
+            for each in (*self._worn, self._resource):
+                each.close()
         finally:
             self._is_over = True
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from django.db import Error, connections
+from django.db import connections
 
 from dcl_processor.core.options.kinds import Lease
 from dcl_processor.core.pending import steady as time
@@ -28,12 +28,14 @@ KEPT = 9
 class Heartbeat:
     """Renews the leases of one worker, in a thread and on a connection of its own.
 
-    Its lock guards the tokens, and is never held during a query. A settlement and a renewal may
-    come in either order, because a renewal records its token before it is sent.
+    Its lock guards the tokens, and is never held during a query. A renewal records its token before
+    it is sent, so that a settlement may come before it or behind it. ``failure``: why the thread
+    ended; no row may start then.
     """
 
     def __init__(self, lease: Lease, label: str) -> None:
         self.field = lease.field
+        self.failure: BaseException | None = None
         self._lease, self._label = lease, label
         self._lock = threading.Lock()
         self._question: Question[Any] | None = None
@@ -64,11 +66,16 @@ class Heartbeat:
             self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
             self._thread.start()
 
-    def let_go(self, pk: Any) -> list[Any]:
-        """Stop renewing a row's lease; return the tokens that recognise it."""
+    def tokens(self, pk: Any) -> list[Any]:
+        """Return the tokens by which a row is recognised as this worker's."""
+        with self._lock:
+            return [*self._tokens.get(pk, ())]
+
+    def let_go(self, pk: Any) -> None:
+        """Stop renewing a row's lease."""
         with self._lock:
             self._alive_until.pop(pk, None)
-            return self._tokens.pop(pk, [])
+            self._tokens.pop(pk, None)
 
     def is_ours(self, pk: Any) -> bool:
         """Return whether the lease is alive, as far as this process knows."""
@@ -88,11 +95,13 @@ class Heartbeat:
                 try:
                     self._renew()
                     pause = third
-                except Error as error:
+                except Exception as error:  # noqa: BLE001  # without renewals all rows are lost
                     # There is time for several more beats before the lease lapses.
-                    pause = 0.01
+                    pause = self._lease.seconds / 12
                     said = "%s: the heartbeat did not renew the leases, and tries again: %s"
                     log(logging.WARNING, said, self._label, error)
+        except BaseException as error:  # noqa: BLE001  # the run looks at it, and ends
+            self.failure = error
         finally:
             connections.close_all()
 
@@ -101,62 +110,71 @@ class Heartbeat:
             question, held = self._question, [*self._tokens]
         if question is None or not held:
             return
-        since = time.monotonic()
-        with isolation.read_committed(question.using, self._label):
-            # A row that another session has locked keeps its lease until the next beat.
-            rows = locking(question.table.filter(these(held)).order_by())
-            free = [*rows.values_list("pk", flat=True)]
-            kept = self._write(question, free) if free else set()
-        self._note_alive(free, kept, since)
-        late = [pk for pk in held if pk not in set(free)]
+        # Race: double claim. A row that another session has locked is waited for: behind that
+        # session, and before any worker, because they pass locked rows by.
+        late = self._renew_some(question, held, waits=False)
         if late:
-            # Behind the session that has the rows locked, and before any SKIP LOCKED.
-            since = time.monotonic()
-            with isolation.read_committed(question.using, self._label):
-                isolation._execute(
-                    connections[question.using],
-                    f"SET LOCAL lock_timeout = {int(self._lease.seconds * 1000 / 4)}",
-                )
-                rows = (
-                    question.table.filter(these(late)).order_by("pk").select_for_update(no_key=True)
-                )
-                free = [*rows.values_list("pk", flat=True)]
-                kept = self._write(question, free) if free else set()
-            self._note_alive(free, kept, time.monotonic())
+            self._renew_some(question, late, waits=True)
 
-    def _note_alive(self, free: Any, kept: Any, since: float) -> None:
+    def _renew_some(
+        self, question: Question[Any], pks: Collection[Any], *, waits: bool
+    ) -> list[Any]:
+        """Renew the leases of those rows that could be locked; return the others."""
+        since, connection = time.monotonic(), connections[question.using]
+        rows = question.table.filter(these(pks)).order_by("pk")
+        with isolation.read_committed(question.using):
+            if waits:
+                limit_lock_wait(connection, self._lease.seconds / 4)
+                no_key = connection.features.has_select_for_no_key_update
+                rows = rows.select_for_update(no_key=no_key)
+            else:
+                rows = locking(rows)
+            free = [*rows.values_list("pk", flat=True)]
+            since = time.monotonic() if waits else since
+            kept = self._write(question, free)
         with self._lock:
             for pk in free:
                 if pk in self._alive_until:
                     self._alive_until[pk] = since + self._lease.seconds if pk in kept else 0.0
+        return [pk for pk in pks if pk not in {*free}]
 
     def _write(self, question: Question[Any], pks: Collection[Any]) -> set[Any]:
         """Renew the leases of rows that are locked; return those that were still ours."""
+        if not pks:
+            return set()
         table, name = question.table.filter(these(pks)).order_by(), self.field
         now = table.annotate(dcl_now=DatabaseNow()).values_list("dcl_now", flat=True)
         token = next(iter(now[:1])) + as_timedelta(self._lease.duration)
         known = self._note(pks, token)
         if not known:
             return set()
-        with self._lock:
-            pks = [pk for pk in pks if token in self._tokens.get(pk, ())] or []
-        if not pks:
-            return set()
-        table = question.table.filter(these(pks)).order_by()
-        ours = table.filter(**{f"{name}__in": known})
-        if ours.update(**{name: token}) == len(pks):
-            return {*pks}
+        # Only rows with a token that this worker still has: a settled row has none.
+        table = question.table.filter(these([*known])).order_by()
+        tokens = {each for tokens in known.values() for each in tokens}
+        if table.filter(**{f"{name}__in": tokens}).update(**{name: token}) == len(known):
+            return {*known}
         return {*table.filter(**{name: token}).values_list("pk", flat=True)}
 
-    def _note(self, pks: Iterable[Any], token: Any) -> set[Any]:
+    def _note(self, pks: Iterable[Any], token: Any) -> dict[Any, list[Any]]:
         """Record a token of rows before it is sent; return those that may be in the rows."""
         # Race: lost lease that writes. The token is known before it can be in the row.
-        known: set[Any] = set()
+        known: dict[Any, list[Any]] = {}
         with self._lock:
             for pk in pks:
                 tokens = self._tokens.get(pk)
                 if tokens is not None:
-                    known.update(tokens)
+                    known[pk] = [*tokens]
                     tokens.append(token)
                     del tokens[1:-KEPT]
         return known
+
+
+def limit_lock_wait(connection: Any, seconds: float) -> None:
+    """Let the open transaction wait for locks for so long at most."""
+    sql = {
+        "postgresql": f"SET LOCAL lock_timeout = {int(seconds * 1000)}",
+        "mysql": f"SET innodb_lock_wait_timeout = {max(1, int(seconds))}",
+    }.get(connection.vendor)
+    if sql is not None:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)

@@ -68,6 +68,13 @@ class Limits:
             return "timeout"
         return None
 
+    def pause(self, seconds: float) -> None:
+        """Wait, but for no longer than until the run is to stop."""
+        if self._stop.is_set():
+            time.sleep(min(seconds, FIRST_WAIT))
+        else:
+            self._stop.wait(seconds)
+
     def waits(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
         # Race: endless run. The run waits for rows that other workers keep locked until then.

@@ -1,8 +1,9 @@
 """Notes of the rows at work, on this machine, by which a row that kills its process is found.
 
-Each run has a file that names the rows whose handler it has called, and removes it at its end. The
-file of a process that has died names the row that may have killed it: the next run handles such
-rows last, one by one. Where the folder cannot be used, a run works without notes.
+Each run of TRANSACTIONAL has a file that names the rows whose handler it has called, and holds its
+lock. A file without one is of a process that has died: it names the row that may have killed it.
+The next run handles such rows last, one by one. Where the folder cannot be used, a run works
+without notes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ import json
 import logging
 import os
 import tempfile
+import uuid
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from dcl_processor.core.report.counters import log
 
-#: Characters of a note; longer ones are left out.
-LONGEST = 4_000
+#: Characters of a note; a shorter one is padded, so that it needs no truncation.
+WIDTH = 80
+
+
+def _lock(flock: Any, how: int, file: Any) -> None:
+    flock(file, how)
 
 
 class Notes:
@@ -30,52 +37,47 @@ class Notes:
         self._label = label
         self.suspects: set[str] = set()
         self._file: Any = None
-        try:
-            user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
-            self._folder = Path(tempfile.gettempdir()) / f"dcl_processor-{user}"
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            if hasattr(os, "getuid") and self._folder.stat().st_uid != user:
-                raise PermissionError  # somebody else has made it
-            name = blake2b(label.encode(), digest_size=8).hexdigest()
-            self._find(f"{name}-*.note")
-            path = self._folder / f"{name}-{os.getpid()}-{id(self)}.note"
-            self._file = path.open("w+b", buffering=0)
-            self._path = path
-        except OSError:
-            self._file = None
+        self._at_work: list[str] = []
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl  # not on Windows, where a run works without notes
 
-    def _find(self, pattern: str) -> None:
-        """Read and remove the files of processes that have died."""
-        for path in self._folder.glob(pattern):
-            if _is_alive(int(path.name.split("-")[1])):
-                continue
-            with contextlib.suppress(ValueError, OSError):
-                self.suspects.update(json.loads(path.read_bytes().decode().strip("\0 ") or "[]"))
-            path.unlink(missing_ok=True)
+            self._lock = partial(_lock, fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = Path(tempfile.gettempdir()) / f"dcl_processor-{os.getuid()}"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.stat().st_uid == os.getuid():
+                self._open(folder, blake2b(label.encode(), digest_size=8).hexdigest())
+
+    def _open(self, folder: Path, name: str) -> None:
+        """Take over the notes of processes that have died, and begin one."""
+        for path in folder.glob(f"{name}-*.note"):
+            with contextlib.suppress(ValueError, OSError), path.open("rb") as file:
+                self._lock(file)  # or its process lives
+                self.suspects.update(json.loads(file.read() or b"[]"))
+                path.unlink(missing_ok=True)
         if self.suspects:
             message = "%s: row %s was at work when its process died; it is handled last, and alone"
             log(logging.ERROR, message, self._label, ", ".join(sorted(self.suspects)))
+        self._path = folder / f"{name}-{uuid.uuid4().hex}.note"
+        self._file = self._path.open("xb", buffering=0)
+        self._lock(self._file)
+        self.note([])
 
     def note(self, pks: Sequence[Any]) -> None:
         """Note that the handler of these rows is about to be called; none: that it has ended."""
-        if self._file is not None:
-            text = json.dumps([str(pk) for pk in pks]).encode()
-            self._file.seek(0)
-            self._file.write(text.ljust(LONGEST if len(text) > 80 else 80))
+        if self._file is None:
+            return
+        self._at_work = [str(pk) for pk in pks]
+        self.suspects.difference_update(self._at_work)
+        text = json.dumps([*self._at_work, *self.suspects]).encode()
+        self._file.seek(0)
+        self._file.write(text.ljust(WIDTH))
+        if len(text) > WIDTH or self.suspects:
+            self._file.truncate()
 
     def close(self) -> None:
-        """Remove the file: the run has ended."""
-        if self._file is not None:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
-            self._file = None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+        """Remove the file: the run has ended; unless it has not come to its suspects."""
+        file, self._file = self._file, None
+        if file is not None:
+            if not self.suspects:
+                self._path.unlink(missing_ok=True)
+            file.close()

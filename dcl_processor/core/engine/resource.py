@@ -18,20 +18,21 @@ class Resource:
     """The processor's ``resource()`` in one thread.
 
     ``arguments``: the handler's arguments after its row: the resource, or nothing. ``error``: why
-    it could not be opened; no row is to blame for that. ``run``: runs a coroutine, in the thread
+    it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it.
+    ``run``: runs a coroutine, in the thread
     of an event loop.
     """
 
     def __init__(self, processor: Definition[Any], run: Callable[[Any], Any] | None = None) -> None:
         self._processor, self._run = processor, run
         self._stack: ExitStack | None = None
-        self._is_stale = False
+        self.is_stale = False
         self.arguments: tuple[Any, ...] = ()
         self.error: BaseException | None = None
 
     def ready(self) -> bool:
         """Open it unless it is open and works; return whether a handler may be called."""
-        if self._is_stale:
+        if self.is_stale:
             self.close()
         if self._stack is None and self.error is None:
             stack = ExitStack()
@@ -50,11 +51,11 @@ class Resource:
 
     def reopen_later(self) -> None:
         """Note that a row failed: the next ``ready()`` reopens it."""
-        self._is_stale = True
+        self.is_stale = True
 
     def close(self) -> None:
         """Close it; an error is logged, because the rows are done."""
-        stack, self._stack, self.arguments, self._is_stale = self._stack, None, (), False
+        stack, self._stack, self.arguments, self.is_stale = self._stack, None, (), False
         if stack is None:
             return
         try:

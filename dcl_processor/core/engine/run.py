@@ -17,12 +17,12 @@ from dcl_processor.core.engine.context import Context
 from dcl_processor.core.engine.deliveries import marked_first, transactional
 from dcl_processor.core.engine.executors import Inline, Loop, Threads
 from dcl_processor.core.engine.failing import isolate
-from dcl_processor.core.engine.joining import settle_kept
 from dcl_processor.core.engine.marked import put_back_unstarted, settle_call, settle_next
 from dcl_processor.core.engine.poison import Notes
+from dcl_processor.core.engine.settle import write_settled
 from dcl_processor.core.engine.slots import Slot
 from dcl_processor.core.engine.source import Source
-from dcl_processor.core.options import model_columns
+from dcl_processor.core.options import model_columns, validation
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.pending.groups import Groups
 from dcl_processor.core.pending.question import ask
@@ -60,7 +60,7 @@ class Run(Context):
         )
         super().__init__(processor, limits, filter, using)
         self.concurrency = concurrency
-        self._deliver = transactional if processor._in_transaction else marked_first
+        self._deliver = transactional if processor.is_transactional else marked_first
 
     def execute(self) -> Report:
         """Run, and return the report."""
@@ -95,28 +95,24 @@ class Run(Context):
         connection.ensure_connection()
         kind = messages.Messages if messages.suits(connection, question) else Session
         self.session = kind(question.using, processor.name)
-        if processor.max_workers is not None:
-            self.slot = Slot(question.using, processor.name, processor.max_workers)
-        self.notes = Notes(processor.name)
+        if processor.max_in_flight is not None:
+            self.slot = Slot(question.using, processor.name, processor.max_in_flight)
+        self.notes = Notes(processor.name) if processor.is_transactional else None
         self.executor = self._executor()
         is_alone = self.concurrency == 1 and not processor._is_async
-        may_choose = is_alone and not processor.strict_order and kind is messages.Messages
+        query = question.queryset.query
         self.source = Source(
             self,
-            strict_order=processor.strict_order,
-            may_choose=may_choose,
+            is_ordered=bool(query.order_by or query.extra_order_by),
+            may_choose=is_alone and kind is messages.Messages,
             has_keys=self.groups is not None,
         )
 
     def _refuse_options(self, connection: Any) -> None:
         name, several = self.processor.name, self.concurrency > 1
-        if several and self.processor._in_transaction:
-            raise Unsupported(
-                f"{name}: expected concurrency=1 with TRANSACTIONAL, whose handlers work in the "
-                f"transaction of the run, got {self.concurrency}; start more workers, or choose "
-                "AT_LEAST_ONCE or AT_MOST_ONCE."
-            )
-        if connection.in_atomic_block and several:
+        if several and self.processor.is_transactional:
+            raise Unsupported(validation.no_concurrency(name, self.concurrency))
+        if connection.in_atomic_block and several and not self.processor._is_async:
             raise Unsupported(
                 f"{name}: expected concurrency=1 inside TestCase, whose rows other threads do not "
                 f"see, got {self.concurrency}; use TransactionTestCase."
@@ -140,12 +136,12 @@ class Run(Context):
         processor, handler = self.processor, self.handler
         size = self.concurrency
         if processor._is_async and not self.session.connection.in_atomic_block:
-            self.capacity = size * (processor.batch_size if handler.is_batch else 1)
+            self.capacity = size
             return Loop(handler, processor, self._refused)
         self.capacity = size * processor.batch_size
         if size > 1:
             return Threads(handler, processor, size, self._refused)
-        return Inline(handler, self.resource, self._refused, self.notes)
+        return Inline(handler, self.resource, self._refused)
 
     def _refused(self, call: Call) -> Any:
         """Return the result of marked rows that may not start; any thread may ask."""
@@ -168,13 +164,10 @@ class Run(Context):
                 batch = self.source.take(self.room)
                 if batch is not None:
                     self._attempt(batch)
-                elif self.kept is not None:
-                    settle_kept(self)
-                elif self.calls:
+                elif self.calls or self.unsettled:
                     settle_next(self)
                 else:
                     break
-            self.look_at_handled()
             self.source.finish()
         finally:
             self._close()
@@ -186,13 +179,15 @@ class Run(Context):
             return
         try:
             self._deliver(self, batch)
-        except Exception as error:
-            if ends_the_run(error):
-                raise
-            isolate(self, batch, error)
-        else:
-            if self.is_transactional and not batch.is_kept:
-                self.count(batch)
+        except BaseException as error:
+            if isinstance(error, Exception) and not ends_the_run(error):
+                isolate(self, batch, error)
+                return
+            if self.is_transactional and self.session.has_committed:
+                self.count(batch)  # a callback of the committed work was interrupted
+            raise
+        if self.is_transactional:
+            self.count(batch)
 
     def _close(self) -> None:
         """End what is open; after an interrupt this is all that is done."""
@@ -209,10 +204,12 @@ class Run(Context):
                 self.executor.close()
                 while self.calls and (ended := self.executor.collect(0)):
                     settle_call(self, *ended)  # a thread's handler that has ended meanwhile
+                write_settled(self)
             finally:
                 if self.heartbeat is not None:
                     self.heartbeat.close()
                 if self.slot is not None:
                     self.slot.release()
                 self.resource.close()
-                self.notes.close()
+                if self.notes is not None:
+                    self.notes.close()

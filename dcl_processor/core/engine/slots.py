@@ -1,4 +1,4 @@
-"""The slots of a processor with ``max_workers``: a worker is at work only while it holds one.
+"""The slots of a processor with ``max_in_flight``: a worker is at work only while it holds one.
 
 A slot is an advisory lock of an open transaction of a session of its own. The server releases it
 when that session ends, so that a worker that dies frees its slot with no timer.
@@ -25,8 +25,8 @@ class Slot:
         self._is_taken = False
         if self._connection.vendor != "postgresql":
             raise Unsupported(
-                f"{label}: expected max_workers on PostgreSQL, where a lock ends with its session, "
-                f"got {using!r}, on another database; leave max_workers out."
+                f"{label}: expected max_in_flight on PostgreSQL, where a lock ends with its "
+                f"session, got {using!r}, on another database; leave max_in_flight out."
             )
 
     def take(self) -> bool:

@@ -13,7 +13,8 @@ from dcl_processor.core.engine.rows import Batch
 from dcl_processor.core.pending import scan
 from dcl_processor.core.pending.question import Question
 from dcl_processor.core.report.counters import Counters
-from dcl_processor.core.sql.session import Claimed, Wanted
+from dcl_processor.core.report.report import Stopped
+from dcl_processor.core.sql.steps import Claimed, Wanted
 
 #: Locked rows that one run remembers and comes back to.
 MOST_LOCKED = 10_000
@@ -33,8 +34,8 @@ class Host(Protocol):
 
     limits: Limits
     counters: Counters
-    stopped: str | None
-    notes: Notes
+    stopped: Stopped | None
+    notes: Notes | None
 
     def ask(self, *, keyed: bool = True) -> Question[Any]:
         """Return the question for the next window; ``keyed``: only rows whose key is free."""
@@ -61,9 +62,9 @@ class Source:
     #: Whether another worker has taken rows of this run not long ago.
     _among_others = False
 
-    def __init__(self, host: Host, *, strict_order: bool, may_choose: bool, has_keys: bool) -> None:
+    def __init__(self, host: Host, *, is_ordered: bool, may_choose: bool, has_keys: bool) -> None:
         self._host, self._may_choose = host, may_choose
-        self._spreads = not (strict_order or has_keys)
+        self._spreads = not (is_ordered or has_keys)
         #: Of rows in groups, the keys of the window's rows, and the keys in flight.
         self._has_keys, self._keys = has_keys, dict[Any, Any]()
         self._question: Question[Any] | None = None
@@ -72,6 +73,9 @@ class Source:
         self._alone: deque[Any] = deque()
         #: Rows that may kill their process.
         self._last: list[Any] = []
+        #: Rows that have a lease of a worker that is gone, and the one of them that is in flight.
+        self._leftover: deque[Any] = deque()
+        self._only: Any = None
         self._absent: list[Any] = []
         self._locked: list[Any] = []
         self._tried: set[Any] = set()
@@ -87,7 +91,7 @@ class Source:
 
         None are left then, unless rows are in flight.
         """
-        while room > 0:
+        while room > 0 and self._only not in self.in_flight:
             if self._has_candidates:
                 # A limit that is just met is no reason to say that more is left.
                 return None if self._host.must_stop() else self._batch(room)
@@ -96,17 +100,19 @@ class Source:
         return None
 
     @property
-    def has_next(self) -> bool:
-        """Whether the next rows are known."""
-        return bool(self._alone or (self._waiting and not self._is_stale))
-
-    @property
     def _has_candidates(self) -> bool:
-        return bool(self._alone or (self._waiting and not self._is_stale))
+        return bool(self._alone or self._leftover or (self._waiting and not self._is_stale))
 
     def _batch(self, room: int) -> Batch | None:
-        is_alone, waiting = bool(self._alone), self._alone or self._waiting
-        size = 1 if is_alone else min(room, len(waiting))
+        waiting = self._alone or (deque() if self._is_stale else self._waiting)
+        if not waiting:
+            # Race: poison row. Nobody knows whether such a row killed its worker, so nothing else
+            # is in flight in this process when it is tried.
+            if self.in_flight:
+                return None
+            waiting, self._only = self._leftover, self._leftover[0]
+        is_alone = waiting is not self._waiting
+        size = 1 if is_alone or self._host.counters.refusals else min(room, len(waiting))
         most = self._host.limits.rows
         if most is not None:
             size = min(size, most - self._host.counters.handled - len(self.in_flight))
@@ -211,13 +217,17 @@ class Source:
 
     def _plan(self) -> Iterator[_Step]:
         """Set the next candidates each time."""
-        if not self._has_keys:
-            yield from self._first()
-            yield from self._later()
-            self._host.notes.suspects.clear()
-            self._alone.extend(self._last)
-            yield from self._quiet()
-            return
+        yield from self._all_keys() if self._has_keys else self._all_rows()
+        self._alone.extend(self._last)
+        yield from self._quiet()
+        if self._host.notes is not None and not self._host.must_stop():
+            self._host.notes.suspects.clear()  # those that are left are no longer pending
+
+    def _all_rows(self) -> Iterator[_Step]:
+        yield from self._first()
+        yield from self._later()
+
+    def _all_keys(self) -> Iterator[_Step]:
         yield from self._in_turn()
         waits = self._host.limits.waits()
         while self._locked and not self._host.must_stop() and next(waits, False):
@@ -274,13 +284,18 @@ class Source:
     def _begin_window(self, question: Question[Any], waiting: deque[Any]) -> None:
         self._host.begin_window(question, len(waiting))
         self._question, self._waiting = question, waiting
-        if self._host.notes.suspects:
+        suspects = self._host.notes.suspects if self._host.notes is not None else ()
+        if suspects:
             # Race: poison row. It would end each run before the rows behind it are tried.
-            bad = [pk for pk in waiting if str(pk) in self._host.notes.suspects]
+            bad = [pk for pk in waiting if str(pk) in suspects]
             for pk in bad:
                 waiting.remove(pk)
             self._tried.update(bad)
             self._last += bad
+        left = [pk for pk in waiting if pk in question.leftover]
+        for pk in left:
+            waiting.remove(pk)
+        self._leftover.extend(left)
         self._is_stale, self._got, self._missed = False, 0, 0
         if self._has_keys and question.key is not None:
             known = question.table.filter(pk__in=[*waiting, *self.in_flight])

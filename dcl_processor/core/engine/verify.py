@@ -1,7 +1,7 @@
-"""Try the flips on one row and roll them back, before any handler is called.
+"""Try the flips on one row and roll them back, before the first handler of a process is called.
 
-This shows the typing error after which every run would send every mail again. What a flip does to
-the other rows is looked at once for each window, when they were handled.
+This shows the typing error after which every run would send every mail again. Whether a row has
+left ``pending`` is asked by each flip itself.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from django.db import Error
+from django.db.models import Model
 
 from dcl_processor.core.engine import bookkeeping
 from dcl_processor.core.engine.rows import Row
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.pending.clock import Later
 from dcl_processor.core.pending.question import Question
+from dcl_processor.core.report.errors import described
 from dcl_processor.core.report.exceptions import InvalidDone, StillPending
 from dcl_processor.core.report.values import Values, constants_of, resolve
+from dcl_processor.core.sql.errors import is_refusal
 
 
 class Trials(Protocol):
@@ -31,22 +34,32 @@ class Trials(Protocol):
         """Write to a row, ask whether it has left ``pending``, and roll back."""
 
 
+def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
+    """Return whether the flips were tried in this process."""
+    return model in processor._identity.verified
+
+
 def verify(processor: Definition[Any], session: Trials, question: Question[Any], row: Row) -> None:
     """Raise if a flip leaves the row in ``pending``, or a mark under a lease takes it out.
 
-    In the transaction that has the row locked. A trial that the database refuses proves nothing:
-    the handler is called, and its flip decides.
+    In the transaction that has the row locked.
     """
     mark, removed = _mark(processor)
     for option, values in _flips(processor, row):
         writes = [mark] if option == "claim" else [mark, {**removed, **values}]
-        leaves = _leaves(session, question, row, writes)
+        leaves = _leaves(session, question, row, writes, option)
         if option == "claim" and processor.lease is not None:
             if leaves:
                 raise InvalidDone(_not_kept(processor, row.pk))
         elif leaves is False:
             raise StillPending(_still_pending(processor, option, values, row.pk))
-    _verify_put_back(processor, session, question, row)
+    reset = (processor.claim and processor.reset) or {}
+    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], "reset"):
+        raise InvalidDone(
+            f"{processor.name}: expected reset={dict(reset)!r} to put a claimed row back into "
+            f"pending, got row {row.pk} not pending after it; no handler was called."
+        )
+    processor._identity.verified.add(question.model)
 
 
 def _mark(processor: Definition[Any]) -> tuple[Values, Values]:
@@ -61,9 +74,8 @@ def _flips(processor: Definition[Any], row: Row) -> Iterator[tuple[str, Values]]
     if processor.claim:
         yield "claim", processor.claim
     if processor.failed:
-        on_failure = (processor.retry.on_failure if processor.retry else None) or {}
-        yield "failed", {**on_failure, **processor.failed}
-    if processor.repeats or processor._flip_needs_result:
+        yield "failed", processor.failed
+    if processor._flip_needs_result:
         return
     if processor._has_fixed_flip:
         yield "done", processor.done or {}
@@ -72,48 +84,31 @@ def _flips(processor: Definition[Any], row: Row) -> Iterator[tuple[str, Values]]
             yield "done", bookkeeping.given(processor, row.instance)
 
 
-def _verify_put_back(
-    processor: Definition[Any], session: Trials, question: Question[Any], row: Row
-) -> None:
-    """Raise if what is written to a row that is to be tried again takes it away."""
-    mark, removed = _mark(processor)
-    reset = (processor.claim and processor.reset) or {}
-    on_failure = (processor.retry.on_failure if processor.retry else None) or {}
-    for option, given, words, fix in (
-        ("reset", reset, "to put a claimed row back into", ""),
-        (
-            "on_failure",
-            on_failure,
-            f"to keep row {row.pk} with attempts left in",
-            "; include these values in pending, or write them with failed",
-        ),
-    ):
-        writes = [mark, {**reset, **removed, **given}]
-        if given and _leaves(session, question, row, writes):
-            raise InvalidDone(
-                f"{processor.name}: expected {option}={dict(given)!r} {words} pending, got row "
-                f"{row.pk} not pending after it; no handler was called{fix}."
-            )
-
-
 def _leaves(
-    run: Trials, question: Question[Any], row: Row, writes: Sequence[Values]
+    run: Trials, question: Question[Any], row: Row, writes: Sequence[Values], option: str
 ) -> bool | None:
-    """Return whether the values take the row out of ``pending``; ``None``: it was refused."""
+    """Return whether the values take the row out of ``pending``; ``None``: it was refused.
+
+    That ends the run if no handler can change it. Otherwise the row's own flip decides.
+    """
     try:
         return run.leaves(question, row.pk, [resolve(values) for values in writes if values])
     except bookkeeping.UNWRITABLE as error:
         raise bookkeeping.invalid_done(run.label, error) from error
-    except Error:
+    except Error as error:
+        if is_refusal(error):
+            raise InvalidDone(
+                f"{run.label}: expected {option} to be written, got a refusal by the database, so "
+                f"no handler was called: {described(error)}"
+            ) from error
         return None
 
 
 def _still_pending(processor: Definition[Any], option: str, values: Values, pk: Any) -> str:
-    repeats = ", or set repeats=True" if option == "done" else ""
     return (
         f"{processor.name}: expected {option}={dict(values)!r} to take a row out of pending, got "
         f"row {pk} still pending after it, so its handler was not called; make {option} change a "
-        f"column that pending tests{repeats}."
+        "column that pending tests."
     )
 
 
@@ -124,13 +119,4 @@ def _not_kept(processor: Definition[Any], pk: Any) -> str:
         f"{processor.name}: expected claim={dict(processor.claim or {})!r} to keep row {pk} in "
         "pending under its lease, so that another worker can take it over, got a row that left "
         f"pending; no handler was called; add … | Q({', '.join([*marks, leased])}) to pending."
-    )
-
-
-def left_pending(processor: Definition[Any], pk: Any) -> StillPending:
-    """Return the error of a row that is still pending after it was handled."""
-    return StillPending(
-        f"{processor.name}: expected row {pk} to leave pending once it was handled, got a row "
-        "that is still pending; make the handler or done change a column that pending tests, "
-        "or set repeats=True."
     )

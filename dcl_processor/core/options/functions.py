@@ -86,7 +86,12 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
         )
     if not inspect.iscoroutinefunction(handler):
         return
-    if processor._in_transaction:
+    if processor._handles_batches:
+        raise Unsupported(
+            f"{processor._label}: expected a plain function, got 'async def {called}'; write "
+            "'def', or an async process() with concurrency=…."
+        )
+    if processor.is_transactional:
         raise Unsupported(
             f"{processor._label}: expected a plain function, got 'async def {called}': a row's "
             "lock cannot be held across an event loop; write 'def', or choose "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 
-from django.conf import settings
 from django.db.models import Q
 
 from dcl_processor.core.pending import clock
@@ -38,9 +37,6 @@ USES: dict[str, frozenset[str]] = {
     Delivery.AT_MOST_ONCE: frozenset({"claim", "claimed_at"}),
     Delivery.AT_LEAST_ONCE: frozenset({"claim", "claimed_at", "lease"}),
 }
-
-#: The end of a lease that was taken away, in UTC, or with ``USE_TZ=False`` in local time.
-TAKEN_AWAY = datetime(2000, 1, 1)  # noqa: DTZ001  # the zone depends on the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +71,6 @@ class Lease:
         """Return the condition under which no worker holds a row."""
         lapsed = Q(**{f"{self.field}__lte": clock.DatabaseNow()})
         return Q(**{f"{self.field}__isnull": True}) | lapsed
-
-    @property
-    def taken_away(self) -> datetime:
-        """The time of a lease that was taken away from a worker that did not settle its row."""
-        return TAKEN_AWAY.replace(tzinfo=UTC if settings.USE_TZ else None)
 
     def alive(self) -> Q:
         """Return the condition under which no other worker takes a row over yet."""

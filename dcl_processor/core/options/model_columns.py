@@ -19,8 +19,6 @@ def written(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
     """Yield each option whose values are written to a row, and these values."""
     for option in FLIPS:
         yield option, getattr(processor, option) or {}
-    if processor.retry is not None:
-        yield "on_failure", processor.retry.on_failure or {}
 
 
 def check(processor: Definition[Any], model: type[Model]) -> None:
@@ -56,7 +54,6 @@ def _check_retry(processor: Definition[Any], model: type[Model]) -> None:
         ("attempts", IntegerField, None, "an integer column"),
         ("next_attempt_at", DateTimeField, True, "a nullable date and time column"),
         ("last_error", (CharField, TextField), None, "a text column"),
-        ("max_attempts", IntegerField, None, "an integer column"),
     ):
         name = getattr(processor.retry, option)
         if isinstance(name, str):

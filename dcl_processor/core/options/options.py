@@ -40,26 +40,34 @@ def _app_label(module: str) -> str:
     return config.label if config else module
 
 
+class Identity:
+    """Stands for a processor and its copies.
+
+    ``verified``: the models on whose rows this process has tried the flips.
+    """
+
+    def __init__(self) -> None:
+        self.verified: set[type[Model]] = set()
+
+
 class Definition(Generic[M]):
     """The options and hooks of a ``BatchProcessor``; the engine reads only these."""
 
     name: str = DefaultName()  # type: ignore[assignment]  # a descriptor that gives a str
     delivery: Delivery = Delivery.TRANSACTIONAL
     batch_size: int = 1
-    strict_order: bool = False
     done: Mapping[str, Any] | None = None
-    repeats: bool = False
     failed: Mapping[str, Any] | None = None
     reset: Mapping[str, Any] | None = None
     retry: Retry | None = None
     max_consecutive_failures: int | None = None
-    max_pending: int | None = 10_000
+    max_pending: int | None = None
     claim: Mapping[str, Any] | None = None
     claimed_at: str | None = None
     lease: Lease | None = None
     concurrency: int = 1
     handler_timeout: float | timedelta | None = None
-    max_workers: int | None = None
+    max_in_flight: int | None = None
     group_by: str | None = None
     in_order: bool = False
     max_per_group: int | None = None
@@ -67,6 +75,7 @@ class Definition(Generic[M]):
     using: str | None = None
 
     __name__: str
+    _identity: Identity
 
     def pending(self) -> QuerySet[M]:
         """Return the rows that wait to be handled; called again for every window of rows."""
@@ -87,8 +96,7 @@ class Definition(Generic[M]):
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
         Returns ``None``, or the results in the order of the rows; an exception among them is the
-        outcome of its row. If the method raises, it is called again for each row alone, except
-        with ``AT_MOST_ONCE``, where the error is the outcome of all rows.
+        outcome of its row. If the method raises, it is called again for each row alone.
         """
         raise NotImplementedError
 
@@ -139,7 +147,7 @@ class Definition(Generic[M]):
         return inspect.iscoroutinefunction(handler)
 
     @property
-    def _in_transaction(self) -> bool:
+    def is_transactional(self) -> bool:
         return self.delivery == Delivery.TRANSACTIONAL
 
     @property
@@ -169,17 +177,6 @@ class Definition(Generic[M]):
             return left
         # A row whose last worker died still has its lease, and gets its dead letter.
         return left | Q(**{f"{self.lease.field}__isnull": False})
-
-    def _written_columns(self) -> set[str] | None:
-        """Return the columns that claims and settlements write; ``None``: not all are known."""
-        if not self._has_fixed_flip or self._writes("get_failed"):
-            return None
-        flips = (self.done, self.failed, self.reset, self.claim)
-        names = {name for flip in flips for name in flip or {}}
-        if self.retry is not None:
-            names |= {*self.retry.columns, *(self.retry.on_failure or {})}
-        own = (self.claimed_at, self.lease.field if self.lease else None, self.group_by)
-        return names | {name for name in own if name}
 
 
 def takes(function: Any, *args: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models.expressions import Combinable
 
 from dcl_processor.core.options import functions
-from dcl_processor.core.options.kinds import USES, Lease
+from dcl_processor.core.options.kinds import USES, Delivery, Lease
 from dcl_processor.core.options.model_columns import FLIPS
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.options.retry import Retry
@@ -43,8 +43,6 @@ _REQUIRED: dict[str, _Check] = {
     "name": _a(str, "a string"),
     "batch_size": _number_of("rows", least=1),
     "concurrency": _number_of("handlers", least=1),
-    "strict_order": _a(bool, "True or False"),
-    "repeats": _a(bool, "True or False"),
     "in_order": _a(bool, "True or False"),
 }
 
@@ -56,7 +54,7 @@ _OPTIONAL: dict[str, _Check] = {
     ),
     "max_pending": _number_of("rows", least=1),
     "handler_timeout": partial(expect_seconds, least=SHORTEST_LIMIT, most=DAY),
-    "max_workers": _number_of("workers", least=1),
+    "max_in_flight": _number_of("rows in flight", least=1),
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease, such as Lease(60)"),
     "group_by": _a(str, "the name of a column or of a forward relation"),
@@ -77,6 +75,7 @@ def check(processor: Definition[Any], missing: Sequence[str]) -> None:
     functions.check(processor)
     for option in FLIPS:
         _check_flip(processor, option)
+    _check_together(processor)
     _check_delivery(processor)
     if processor.retry is not None:
         _check_retry(processor, processor.retry)
@@ -132,13 +131,6 @@ def _as_a_method(option: str, flip: Any) -> str:
 
 def _check_retry(processor: Definition[Any], retry: Retry) -> None:
     """Refuse a ``Retry`` that the other options contradict."""
-    own = {processor.claimed_at, processor.lease.field if processor.lease else None}
-    for name in own & (retry.on_failure or {}).keys():
-        raise InvalidDone(
-            f"{processor._label}: expected on_failure to name columns other than those of the "
-            f"claim's time and the lease, got {name!r}, which every settlement clears; leave it "
-            "out."
-        )
     gives_up = retry.give_up_on or not issubclass(Exception, retry.on)
     if gives_up and retry.max_attempts is None and not processor._has_dead_letter:
         raise InvalidOption(
@@ -169,6 +161,32 @@ def _check_delivery(processor: Definition[Any]) -> None:
         _refuse_without_claim(processor, "claimed_at", "AT_LEAST_ONCE without claim")
     elif "claim" in uses:
         _check_claimless(processor)
+
+
+def _check_together(processor: Definition[Any]) -> None:
+    """Refuse what a delivery does not allow."""
+    if processor._handles_batches and processor.delivery == Delivery.AT_MOST_ONCE:
+        raise Unsupported(
+            f"{processor._label}: expected process() with AT_MOST_ONCE, got process_batch(), whose "
+            "error would leave all rows of a batch in doubt; write process(), or choose another "
+            "delivery."
+        )
+    if processor.is_transactional and processor.concurrency > 1:
+        raise Unsupported(no_concurrency(processor._label, processor.concurrency))
+    if processor.max_in_flight is not None and processor.delivery == Delivery.AT_MOST_ONCE:
+        raise Unsupported(
+            f"{processor._label}: expected no max_in_flight with AT_MOST_ONCE, whose rows in doubt "
+            f"would use it up, got {processor.max_in_flight}; leave it out."
+        )
+
+
+def no_concurrency(label: str, got: int) -> str:
+    """Return the sentence for handlers that would share a transaction."""
+    return (
+        f"{label}: expected concurrency=1 with TRANSACTIONAL, whose handlers work in the "
+        f"transaction of the run, got {got}; start more workers, or choose AT_LEAST_ONCE or "
+        "AT_MOST_ONCE."
+    )
 
 
 def _check_claim(processor: Definition[Any]) -> None:
@@ -238,15 +256,11 @@ def _check_groups(processor: Definition[Any]) -> None:
 def _contradictions(processor: Definition[Any]) -> Iterator[str]:
     """Yield what is wrong with options that are right alone, but not together."""
     most = processor.max_per_group or 1
-    if processor.strict_order:
+    if processor._handles_batches:
         yield (
-            "group_by or strict_order, got both: keys take turns, so there is no order over all "
-            "rows; use in_order=True for the order within each key"
-        )
-    if processor._handles_batches and most > 1:
-        yield (
-            f"max_per_group=1 or None with process_batch(), which gets the rows of a key together, "
-            f"got {most}; leave max_per_group out"
+            "process() with group_by, got process_batch(); write a processor over the parent, "
+            "whose pending is Parent.objects.filter(Exists(pending children)), and whose handler "
+            "flips the children"
         )
     if processor.in_order:
         yield from _contradictions_in_order(processor, most)
@@ -258,14 +272,8 @@ def _contradictions_in_order(processor: Definition[Any], most: int) -> Iterator[
             f"max_per_group=1 or None with in_order, which handles one row of a key at a time, got "
             f"{most}; leave one of the two out"
         )
-    if processor.batch_size > 1 or processor._handles_batches:
-        got = "process_batch()" if processor._handles_batches else processor.batch_size
+    if processor.batch_size > 1:
         yield (
-            f"process() and batch_size=1 with in_order, where a row that fails has to stop the "
-            f"rows behind it, got {got}; leave one of the two out"
-        )
-    if processor.repeats:
-        yield (
-            "in_order or repeats, got both: a row that stays pending would be at the head of its "
-            "key forever; leave one of the two out"
+            f"batch_size=1 with in_order, where a row that fails has to stop the rows behind it, "
+            f"got {processor.batch_size}; leave one of the two out"
         )

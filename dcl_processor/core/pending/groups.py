@@ -80,12 +80,12 @@ class Groups:
         return rows.filter(**{self.column: OuterRef(self.column)}).exclude(pk=OuterRef("pk"))
 
     def _in_flight(self) -> Q | None:
-        """Return what recognises a row that was claimed and not settled; ``None``: only its lock."""
+        """Return what recognises a row that was claimed and not settled; ``None``: its lock."""
         lease, at = self._processor.lease, self._processor.claimed_at
         if lease is not None:
             # A row whose worker died holds its key until it is taken over itself.
             return Q(**{f"{lease.field}__isnull": False})
-        if self._processor._in_transaction or at is None:
+        if self._processor.is_transactional or at is None:
             return None
         return Q(**constants_of(self._processor.claim or {}), **{f"{at}__isnull": False})
 
@@ -99,7 +99,7 @@ class Groups:
         return reduce(operator.or_, ways)
 
     def lock_sql(self, key: str) -> str:
-        """Return the condition that locks a key, or one of its places; ``key``: an SQL expression."""
+        """Return the condition that locks a key, or one of its places; ``key``: its SQL."""
         name = f"{self._model._meta.db_table}.{self.column}:".replace("'", "''").replace("%", "%%")
         places = [
             f"pg_try_advisory_xact_lock(hashtextextended('{name}' || {key}::text, {at}))"

@@ -12,7 +12,7 @@ snapshot of its own checks the whole question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -40,25 +40,29 @@ class Question(Generic[M]):
 
     ``queryset``: on the alias that is locked and written, narrowed by the run's filter to the rows
     that may be tried now; ``unfiltered``: the user's alone. ``model``: the concrete model whose
-    rows are locked; ``tables``: the models whose tables hold the row's own columns. ``cache``: of
-    the statements that are compiled for this window.
+    rows are locked. ``own_table``: the lock may check it as well; ``asks_own_row``: so may an
+    update, of the user's question alone. ``cache``: of the statements that are compiled for this
+    window.
     """
 
     queryset: QuerySet[M, M]
     unfiltered: QuerySet[M, M]
     model: type[M]
-    tables: tuple[type[Model], ...]
     using: str
     own_table: bool
+    asks_own_row: bool
     #: The SQL that locks a row's key, of which it is a function, and the key's column.
     lock_key: Callable[[str], str] | None = None
     key: str | None = None
     cache: dict[Any, Any] = field(default_factory=dict, compare=False)
+    #: The column of a lease, and the rows of this window that had one when they were read.
+    lease: str | None = None
+    leftover: set[Any] = field(default_factory=set, compare=False)
 
     @property
     def table(self) -> QuerySet[M, M]:
         """Every row of the model, including those that a manager of the user's would hide."""
-        return QuerySet(self.model, using=self.using)
+        return for_write(QuerySet(self.model, using=self.using))
 
     def among(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Narrow the question to some rows, with everything that the handler's row needs."""
@@ -92,11 +96,21 @@ def these(pks: Collection[Any], column: str = "pk") -> Q:
     return Q(**{column: some[0]}) if len(some) == 1 else Q(**{f"{column}__in": some})
 
 
+def fenced_by(expected: Mapping[str, Any]) -> Q:
+    """Name the rows that have these values; a list: one of them."""
+    return Q(**{f"{n}__in" if isinstance(v, list) else n: v for n, v in expected.items()})
+
+
+def for_write(queryset: QuerySet[M, M]) -> QuerySet[M, M]:
+    """Let the queryset read for a write, so that no cache of queries answers for the database."""
+    vars(queryset)["_for_write"] = True
+    return queryset
+
+
 def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
-    """Return the ordering of a queryset, which may be its model's own."""
-    query = queryset.query
-    default = query.get_meta().ordering if query.default_ordering else ()
-    return query.order_by or default or ()
+    """Return the order that a queryset asks for; that of its model's ``Meta`` does not count."""
+    order: Sequence[Any] = queryset.query.order_by
+    return order
 
 
 def ask(
@@ -106,19 +120,18 @@ def ask(
     filter: Q | None = None,
     using: str | None = None,
     due: Callable[[type[Model]], Q | None] | None = None,
-    flips: Iterable[str] | None = (),
     groups: GroupRules | None = None,
+    lease: str | None = None,
 ) -> Question[Any]:
     """Return the question for the next window; raises ``InvalidPending``.
 
     ``due``: returns, for the model, the processor's own condition for a row that may be tried now.
-    ``flips``: the columns that are written; ``None``: not known beforehand.
     """
     unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
     refuse(unfiltered, label)
     chosen = unfiltered._db  # noqa: SLF001  # .db would ask the router
     alias = using or chosen or router.db_for_write(unfiltered.model, **unfiltered._hints)  # noqa: SLF001
-    unfiltered = unfiltered.using(alias)
+    unfiltered = for_write(unfiltered.using(alias))
     # A related manager would set its one related instance on every row, however old that is.
     unfiltered._known_related_objects = {}  # noqa: SLF001
     # The lock-free read must not lock, and the claim adds a lock of its own.
@@ -133,12 +146,13 @@ def ask(
         queryset=queryset,
         unfiltered=unfiltered,
         model=queryset.model._meta.concrete_model,
-        tables=tables_of(queryset, flips),
         using=alias,
         # Race: stale second check. Only for such a question may the lock check it as well.
         own_table=groups is None and is_own_table(queryset),
+        asks_own_row=is_own_table(unfiltered),
         lock_key=groups.lock_sql if groups is not None else None,
         key=groups.column if groups is not None else None,
+        lease=lease,
     )
 
 
@@ -192,39 +206,6 @@ def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
         or any(f.model._meta.concrete_model is not concrete for f in concrete._meta.concrete_fields)
     )
     return plain and _reads_only(query.where, {query.base_table})
-
-
-def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tuple[type[Model], ...]:
-    """Return the models whose tables hold the row's own columns, the row's model first.
-
-    With multi-table inheritance a row has a part in each parent's table. A parent is included only
-    if its table has a column of the question, or one of ``flips`` (``None``: unknown columns).
-    """
-    model = queryset.model._meta.concrete_model
-    query = queryset.query
-    asked = {
-        query.alias_map[column.alias].table_name
-        for expression in (query.where, *query.annotations.values())
-        for column in _columns_in(expression)
-        if column.alias in query.alias_map
-    }
-    flipped = {
-        each.model._meta.db_table
-        for each in model._meta.concrete_fields
-        if flips is None or {each.name, each.attname} & {*flips}
-    }
-    parents = (parent for parent in model._meta.all_parents if not parent._meta.proxy)
-    return (model, *(p for p in parents if p._meta.db_table in asked | flipped))
-
-
-def _columns_in(expression: Any) -> Iterator[Col]:
-    if isinstance(expression, Col):
-        yield expression
-        return
-    for source in getattr(expression, "get_source_expressions", list)():
-        yield from _columns_in(source)
-    # The columns that a subquery takes from the outer query.
-    yield from getattr(expression, "get_external_cols", list)()
 
 
 def _reads_only(node: Any, own: Collection[str | None]) -> bool:

@@ -57,7 +57,7 @@ class KeyScan:
 
     def __iter__(self) -> Iterator[Window]:
         question = self._ask()
-        pks, full = _read(_keys(question), WINDOW)
+        pks, full = _read(question, _keys(question), WINDOW)
         if not pks:
             return
         # Race: endless run. Rows that arrive during the run get higher keys; without an upper end
@@ -66,7 +66,7 @@ class KeyScan:
         self._last = pks[-1] if end is None else end
         start = Q(pk__gte=pks[0])
         while pks:
-            yield from self._window(question, _in_order(question, pks))
+            yield from self._window(question, pks)
             if self.among_others:
                 yield from self._scattered(start)
                 return
@@ -89,7 +89,7 @@ class KeyScan:
                 start = Q(pk__gte=fresh[0])
                 self._tried.difference_update(pks[: pks.index(fresh[0])])
                 place = secrets.randbelow(len(fresh))
-                yield from self._window(question, _in_order(question, fresh)[place:])
+                yield from self._window(question, fresh[place:])
             elif full:
                 start = Q(pk__gt=pks[-1])
                 self._tried.difference_update(pks)
@@ -105,7 +105,7 @@ class KeyScan:
         needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
             self._left = retrying(keys.count, keys.db)
-        return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
+        return ([], False) if self._left == 0 else _read(question, keys, size or WINDOW)
 
     def _window(self, question: Question[Any], pks: list[Any]) -> Iterator[Window]:
         waiting = deque(pks[: self._left])
@@ -134,7 +134,7 @@ def ordered_scan(ask: Callable[[], Question[Any]], tried: set[Any]) -> Iterator[
             forget_at = 2 * max(WINDOW, len(tried))
         size = WINDOW + len(tried)
         while True:
-            pks, full = _read(keys, size)
+            pks, full = _read(question, keys, size)
             fresh = [pk for pk in pks if pk not in tried]
             if fresh or not full:
                 break
@@ -151,7 +151,7 @@ def ordered_scan(ask: Callable[[], Question[Any]], tried: set[Any]) -> Iterator[
 def whose_turn_it_is(question: Question[Any], tried: Collection[Any]) -> list[Any]:
     """Return a window of the question's rows that were not tried, in the user's own order."""
     keys = _keys_of(_down_to_the_key(question.queryset))
-    pks, _ = _read(keys, WINDOW + len(tried))
+    pks, _ = _read(question, keys, WINDOW + len(tried))
     return [pk for pk in pks if pk not in tried][:WINDOW]
 
 
@@ -199,9 +199,14 @@ def _keys_of(queryset: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
     return keys
 
 
-def _read(keys: QuerySet[Any, Any], size: int) -> tuple[list[Any], bool]:
+def _read(question: Question[Any], keys: QuerySet[Any, Any], size: int) -> tuple[list[Any], bool]:
     """Read one window; the second value is whether there may be more keys behind it."""
-    rows = _look(keys[:size])
+    if question.lease is None:
+        rows = _look(keys[:size])
+    else:
+        leased = _look(keys.values_list("pk", question.lease)[:size])
+        question.leftover.update(pk for pk, lease in leased if lease is not None)
+        rows = [pk for pk, _ in leased]
     # A filter over a to-many relation returns a row once per match.
     return list(dict.fromkeys(rows)), len(rows) == size
 
@@ -239,12 +244,3 @@ def _counts_up(model: type[Model]) -> bool:
     while field.remote_field:
         field = field.target_field
     return isinstance(field, AutoField)
-
-
-def _in_order(question: Question[Any], pks: list[Any]) -> list[Any]:
-    """Sort a window in the user's own order, which the scan by key does not follow."""
-    if len(pks) < 2 or not question.queryset.ordered:
-        return pks
-    wanted = _down_to_the_key(question.queryset.filter(pk__in=pks))
-    # Rows that are no longer pending go to the end, where their claim finds that out.
-    return list(dict.fromkeys([*_look(_keys_of(wanted)), *pks]))

@@ -21,7 +21,6 @@ from dcl_processor.core.report.errors import (
     shown_traceback,
     traceback_text,
 )
-from dcl_processor.core.report.exceptions import InvalidDone, StillPending
 from dcl_processor.core.report.outcomes import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.core.report.report import Failure, Report, Stopped
 
@@ -38,15 +37,16 @@ class Counters:
     """The counts and failures of a run in progress, for its report.
 
     ``handled``: rows that were tried, which is what ``limit`` counts. ``succeeded``: whether any
-    row did; ``in_a_row``: failures since then; ``wrong``: rows whose flip could not be written.
-    ``is_to_move``: bad rows at the head keep the others out, so that the run goes on elsewhere.
+    row did; ``in_a_row``: failures since then; ``refusals``: rows of these that were handled, and
+    whose flip could not be written. ``is_to_move``: bad rows at the head keep the others out, so
+    that the run goes on elsewhere.
     """
 
     def __init__(self, processor: Definition[Any]) -> None:
         self._processor, self._name = processor, processor.name
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
-        self.passes = self.handled = self.in_a_row = self.wrong = 0
+        self.passes = self.handled = self.in_a_row = self.refusals = 0
         self.started = time.monotonic()
         self.held_keys: Sequence[Any] = ()
         self.succeeded = self.is_to_move = self.has_moved = False
@@ -56,7 +56,8 @@ class Counters:
     def count(self, pk: Any, outcome: Outcome) -> None:
         """Add an outcome to the report."""
         if type(outcome) is Handled:
-            self.succeeded, self.in_a_row, self.fails_too_often = True, 0, False
+            self.succeeded, self.fails_too_often = True, False
+            self.in_a_row = self.refusals = 0
             self._tell(pk, "processed", outcome)
         elif isinstance(outcome, Failed):
             self._failed(pk, outcome)
@@ -76,12 +77,12 @@ class Counters:
 
     def _failed(self, pk: Any, outcome: Failed) -> None:
         self.in_a_row += 1
-        is_wrong = isinstance(outcome.error, StillPending | InvalidDone)
-        self.wrong += outcome.handled and is_wrong
-        if not (self.succeeded or self.has_moved or self._processor.strict_order):
-            self.is_to_move = self.wrong > 0 or self.in_a_row >= self._most / 2
-        no_flip_works = self.wrong >= 2 and not self.succeeded
-        self.fails_too_often = no_flip_works or self.is_too_many(self.in_a_row)
+        # Every row may be refused: after the first the next is tried alone, and elsewhere.
+        self.refusals += outcome.is_refused
+        has_doubt = self.refusals > 0 or self.in_a_row >= self._most / 2
+        if has_doubt and not (self.succeeded or self.has_moved):
+            self.is_to_move = True
+        self.fails_too_often = self.refusals > 1 or self.is_too_many(self.in_a_row)
         self.counts["to_retry"] += outcome.again_in is not None
         if len(self.failures) < MOST_FAILURES:
             error, text = outcome.error, traceback_text(outcome.error)
@@ -103,19 +104,13 @@ class Counters:
     @property
     def _most(self) -> float:
         most = self._processor.max_consecutive_failures
-        if most is None and not (self.succeeded or self._processor.strict_order):
+        if most is None and not self.succeeded:
             return MOST_FROM_THE_START
         return most or math.inf
 
     def is_too_many(self, in_a_row: int) -> bool:
         """Return whether so many failures in a row end the run."""
         return in_a_row >= self._most
-
-    def revoke(self, pk: Any, outcome: Failed) -> None:
-        """Count a row as failed that was counted as processed."""
-        self.counts["processed"] -= 1
-        self.handled -= 1
-        self._failed(pk, outcome)
 
     def report(self, stopped: Stopped, error: BaseException | None) -> Report:
         """Return the report so far; ``error``: why the resource could not be opened."""

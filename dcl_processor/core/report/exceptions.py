@@ -26,7 +26,12 @@ class InvalidDone(ProcessorError, ImproperlyConfigured):
 
 
 class StillPending(ProcessorError, ImproperlyConfigured):
-    """A row would be pending again after it was handled: it would be handled forever."""
+    """A row would be pending again after it was handled: it would be handled forever.
+
+    ``pk``: the key of that row, if it is known.
+    """
+
+    pk: Any = None
 
 
 class InsideTransaction(ProcessorError):

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
-from dcl_processor.core.report.exceptions import HandlerExited, InvalidOption
+from django.db import DatabaseError
+
+from dcl_processor.core.report.exceptions import (
+    HandlerExited,
+    InvalidDone,
+    InvalidOption,
+    StillPending,
+)
 from dcl_processor.core.report.values import TEN_YEARS, expect_seconds, expect_type
 
 
@@ -70,6 +77,8 @@ def returned_error(result: Any) -> BaseException | None:
 class Handled:
     """The handler returned; ``result`` is what it returned."""
 
+    kept: ClassVar[bool] = True
+
     result: Any = None
     duration: float | None = field(default=None, compare=False)
 
@@ -79,7 +88,8 @@ class Failed:
     """The row failed, and its work was rolled back unless it is ``kept``.
 
     ``handled``: not the handler failed, but the flip or the commit. ``unstarted``: no handler was
-    called, and no attempt is counted. ``attempt``, ``max_attempts``, ``again_in``: as in the report.
+    called, and no attempt is counted. ``attempt``, ``max_attempts``, ``again_in``: as in the
+    report.
     """
 
     error: Exception
@@ -90,6 +100,12 @@ class Failed:
     max_attempts: int | None = None
     again_in: float | None = None
     duration: float | None = field(default=None, compare=False)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the handler returned, and the flip could not be written."""
+        kinds = (StillPending, InvalidDone, DatabaseError)
+        return self.handled and isinstance(self.error, kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +131,12 @@ class Discarded:
 class Lost:
     """The worker had lost the row at its settlement, or before its handler was called."""
 
+    kept: ClassVar[bool] = False
+
     called: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class UsedUp:
-    """The row had no attempts left, as only its claim could show; no handler was called."""
-
-
-Outcome = Handled | Failed | Snoozed | Discarded | Lost | UsedUp
+Outcome = Handled | Failed | Snoozed | Discarded | Lost
 
 
 def judge(

@@ -191,7 +191,7 @@ class Report:
             case "drained":
                 return ""
             case "busy":
-                return "; all slots of max_workers are taken"
+                return "; all slots of max_in_flight are taken"
             case "paused" | "throttled":
                 return f"; {self.stopped}"
         return f"; stopped by {self.stopped}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django.core.exceptions import EmptyResultSet, ValidationError
+from django.core.exceptions import EmptyResultSet, FullResultSet, ValidationError
 from django.db import connections
 from django.db.models import (
     BooleanField,
@@ -26,6 +26,7 @@ from django.db.models import (
 )
 
 from dcl_processor.core.pending.clock import DatabaseNow, Later
+from dcl_processor.core.pending.question import Question
 from dcl_processor.core.report.values import Values
 
 #: The types of a key of which PostgreSQL accepts a list as one parameter.
@@ -87,7 +88,7 @@ class Keys:
 
 def bound_keys(model: type[Model], using: str, pks: Sequence[Any], *, many: bool) -> Any:
     """Return the keys as the parameter that stands for them."""
-    if not {*map(type, pks)} == {int}:
+    if {*map(type, pks)} != {int}:
         field: Any = model._meta.pk_fields[0]
         pks = [field.get_db_prep_value(pk, connections[using]) for pk in pks]
     if not many:
@@ -149,7 +150,7 @@ class Rows:
         finally:
             del vars(self._query)["get_compiler"], vars(compiler)["execute_sql"]
             # As if it had never been evaluated.
-            queryset._result_cache, queryset._prefetch_done = None, False  # noqa: SLF001
+            vars(queryset).update(_result_cache=None, _prefetch_done=False)
 
 
 #: Returns the queryset for the rows that a condition names, in an order.
@@ -158,18 +159,18 @@ Build = Callable[[Sequence[Any]], list[Any]]
 
 
 def select(
-    cache: dict[Any, Any],
+    question: Question[Any],
     name: Any,
-    model: type[Model],
-    using: str,
     pks: Sequence[Any],
     narrow: Narrow,
+    *,
     change: Callable[[str], str] = str,
 ) -> tuple[Statement, Build]:
     """Return the statement that reads rows by their keys, and what builds them of its answer.
 
     ``name``: of the statement in the cache. ``change``: changes its SQL.
     """
+    cache, model, using = question.cache, question.model, question.using
     many = len(pks) > 1
     name = (name, many)
     if name not in cache:
@@ -232,7 +233,7 @@ def shape(values: Values) -> Any:
 
     An expression is known by its identity, which is that of an option of the processor.
     """
-    kinds = []
+    kinds = list[tuple[str, Any]]()
     for name, value in values.items():
         if type(value) is Later:
             kinds.append((name, Later))
@@ -250,3 +251,15 @@ def update_sql(rows: QuerySet[Any, Any], values: Values) -> tuple[str, Sequence[
     if query.related_updates:
         raise CannotCompile
     return query.get_compiler(rows.db).as_sql()
+
+
+def condition_sql(rows: QuerySet[Any, Any]) -> tuple[str, Sequence[Any]]:
+    """Return the condition of a queryset that joins no table; raises ``EmptyResultSet``."""
+    query = rows.query.clone()
+    compiler: Any = query.get_compiler(rows.db)
+    compiler.pre_sql_setup()
+    try:
+        condition: tuple[str, Sequence[Any]] = compiler.compile(query.where)
+    except FullResultSet:
+        return "TRUE", ()
+    return condition

@@ -13,7 +13,7 @@ from dcl_processor.core.report.exceptions import InsideTransaction, Unsupported
 _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
-def begin(using: str, label: str) -> Any:
+def begin(using: str) -> Any:
     """Open a transaction at READ COMMITTED; return its block of ``atomic()``.
 
     Inside Django's ``TestCase`` it is a savepoint, and the isolation level stays as it is.
@@ -39,9 +39,9 @@ def begin(using: str, label: str) -> Any:
 
 
 @contextmanager
-def read_committed(using: str, label: str) -> Iterator[None]:
+def read_committed(using: str) -> Iterator[None]:
     """Open a transaction at READ COMMITTED for the block."""
-    block = begin(using, label)
+    block = begin(using)
     try:
         yield
     except BaseException as error:

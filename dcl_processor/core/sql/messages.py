@@ -7,7 +7,7 @@ they are sent one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -20,44 +20,64 @@ from dcl_processor.core.report.exceptions import SessionLost, TransactionLost
 from dcl_processor.core.report.values import Values, resolve
 from dcl_processor.core.sql import isolation
 from dcl_processor.core.sql.compiled import LISTED, CannotCompile, Statement, update_sql
-from dcl_processor.core.sql.errors import reconnected
-from dcl_processor.core.sql.session import (
-    Claimed,
-    Session,
-    Wanted,
-    Writes,
-    by_key,
-    compare_and_set,
-    make_callbacks_robust,
-    show,
-)
+from dcl_processor.core.sql.errors import NO_TRANSACTION, reconnected, state_of
+from dcl_processor.core.sql.savepoint import NAME, RowSavepoint
+from dcl_processor.core.sql.session import Session, by_key, make_callbacks_robust, show
 from dcl_processor.core.sql.statements import (
-    FENCE_SQL,
+    FEWER,
+    LOST,
+    MORE,
+    STILL,
     XID,
     Marking,
     asked_again,
-    checked_flip,
-    explained,
+    fence,
     locked_keys,
     locked_question,
-    settling,
+    still_asked,
+    writing,
+)
+from dcl_processor.core.sql.steps import (
+    Claimed,
+    Wanted,
+    Write,
+    left_pending,
+    not_written,
+    several_written,
 )
 
 BEGIN, COMMIT = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("COMMIT")
+SAVEPOINT, RELEASE = (Statement(f'{word} "{NAME}"') for word in ("SAVEPOINT", "RELEASE"))
+TRY, UNDO, FORGET = (
+    Statement(f"{words} dcl_trial") for words in ("SAVEPOINT", "ROLLBACK TO", "RELEASE")
+)
 
 #: Seconds for which the server is asked about a transaction that it has not ended yet.
 ASK_FOR = 5.0
 
+#: invalid_savepoint_specification, or no transaction.
+_NO_SAVEPOINT = frozenset({"3B001", NO_TRANSACTION})
+
+#: libpq's PQTRANS_IDLE and PQTRANS_INERROR.
+_IDLE, _IN_ERROR = 0, 3
+
 
 def suits(connection: Any, question: Question[Any]) -> bool:
-    """Return whether the steps can be taken on this connection, for this model."""
+    """Return whether the steps can be taken on this connection, for this model.
+
+    The driver's connection is only read. One behind a proxy, which may be anything, is left alone.
+    """
     client = getattr(connection.Database, "ClientCursor", None)
     driver, keys = connection.connection, question.model._meta.pk_fields
     if connection.vendor != "postgresql" or client is None or connection.in_atomic_block:
         return False
+    if type(driver) is not driver.__class__ or not isinstance(
+        driver, connection.Database.Connection
+    ):
+        return False
     kind = keys[0].db_type(connection) or ""
     is_plain = len(keys) == 1 and kind.startswith(LISTED) and not question.model._meta.parents
-    return is_plain and driver is not None and issubclass(driver.cursor_factory, client)
+    return is_plain and issubclass(driver.cursor_factory, client)
 
 
 def is_observed(connection: Any) -> bool:
@@ -85,14 +105,9 @@ class Messages(Session):
         super().__init__(using, label)
         # A handler's own durable block is refused inside it.
         self._atomic = Atomic(using, savepoint=True, durable=True)
-        self._open = False
-        #: The id of the last transaction with locks.
+        #: The id of the last transaction with locks, and whether its row's savepoint is open.
         self._xid: str | None = None
-        self.answers_of_kept: list[Any] = []
-
-    @property
-    def is_open(self) -> bool:
-        return self._open
+        self._is_single = False
 
     def send(self, statements: Sequence[Statement]) -> list[Any]:
         if len(statements) == 1 or is_observed(self.connection):
@@ -100,41 +115,41 @@ class Messages(Session):
         with self.connection.cursor() as cursor:
             return send_together(cursor, statements)
 
+    def _send_checked(self, statements: Sequence[Statement], pks: Sequence[Any]) -> list[Any]:
+        """Send statements that write to these rows; say what an error of them means."""
+        try:
+            return self.send(statements)
+        except DataError as error:
+            text = str(error)
+            if LOST in text:
+                raise TransactionLost from error
+            if STILL in text:
+                quoted = text.partition(STILL)[2]
+                still = [pk for pk in pks if quoted.startswith(f'{pk}"')]
+                raise left_pending(self.label, (still or [*pks])[0]) from error
+            if FEWER in text or MORE in text:
+                wrong = not_written if FEWER in text else several_written
+                raise wrong(self.label, pks) from error
+            raise
+        except Error as error:
+            if state_of(error) in _NO_SAVEPOINT:
+                raise TransactionLost from error
+            raise
+
     # --- a transaction with locks
 
-    def claim(
-        self, question: Question[Any], wanted: Wanted, kept: Sequence[Statement] = ()
-    ) -> Claimed:
-        if not kept:
-            self.connection.ensure_connection()
-        statements = [*kept, BEGIN, *self._claiming(question, wanted)]
+    def claim(self, question: Question[Any], wanted: Wanted) -> Claimed:
+        self.connection.ensure_connection()
+        claiming = self._claiming(question, wanted)
+        self._is_single, self.has_committed = wanted.limit == 1, False
         try:
-            answers = self._send_behind(kept, statements)[1:]
+            answers = self.send([BEGIN, *claiming, *[SAVEPOINT] * self._is_single])
         except BaseException:
-            self._open = True
             self.rollback()
             raise
         self._xid = None
         self._enter()
-        return self._claimed(question, wanted, answers)
-
-    def _send_behind(self, kept: Sequence[Statement], statements: Sequence[Statement]) -> list[Any]:
-        """Send what was kept and what comes behind it; return the answers to the latter."""
-        self.connection.needs_rollback = False
-        answers = self.send(statements)
-        self.answers_of_kept = answers[: len(kept)]
-        return answers[len(kept) :]
-
-    def send_kept(self, statements: Sequence[Statement]) -> list[Any]:
-        """Send a settlement that was kept, without a claim behind it."""
-        answers = self.send(statements)
-        if self._open:
-            self._leave()
-        return answers
-
-    def flips(self, question: Question[Any], writes: Writes) -> list[Statement]:
-        """Return the end of the open transaction, as statements: its flips, and the COMMIT."""
-        return [*self._flips(question, writes), COMMIT]
+        return self._claimed(question, wanted, answers[1 : 1 + len(claiming)])
 
     def _claiming(self, question: Question[Any], wanted: Wanted) -> list[Statement]:
         if question.own_table:
@@ -160,26 +175,29 @@ class Messages(Session):
     def _enter(self) -> None:
         """Let Django know that a transaction is open: what a handler calls depends on it."""
         connection = self.connection
-        self._open = connection.in_atomic_block = connection.commit_on_exit = True
+        connection.in_atomic_block = connection.commit_on_exit = True
         connection.autocommit = connection.needs_rollback = False
         connection.savepoint_ids, connection.atomic_blocks = [], [self._atomic]
 
     def _leave(self) -> None:
-        self._open, self.connection.autocommit = False, True
+        self.connection.autocommit = True
         isolation.forget_transaction(self.connection)
 
     def begin(self) -> None:
         """Open a transaction with an id, without a claim."""
         self.connection.ensure_connection()
-        self._xid = self.send([BEGIN, Statement(f"SELECT {XID}")])[1][0][0]
+        self._xid, self._is_single = self.send([BEGIN, Statement(f"SELECT {XID}")])[1][0][0], False
         self._enter()
+
+    def savepoint(self) -> RowSavepoint:
+        return RowSavepoint(self.connection, is_sent=self._is_single)
 
     def check(self) -> None:
         connection = self.connection
         driver = connection.connection
         if connection.closed_in_transaction or driver is None or driver.closed:
             raise TransactionLost from SessionLost()
-        if driver.pgconn.transaction_status == 0:  # libpq's PQTRANS_IDLE
+        if driver.pgconn.transaction_status == _IDLE:
             raise TransactionLost
 
     def leaves(self, question: Question[Any], pk: Any, writes: Sequence[Values]) -> bool:
@@ -191,44 +209,51 @@ class Messages(Session):
         except (CannotCompile, EmptyResultSet):
             return super().leaves(question, pk, writes)
         try:
-            answers = self.send([Statement("SAVEPOINT dcl_trial"), *updates, Statement(*asked)])
-        finally:
-            self.send([Statement("ROLLBACK TO dcl_trial"), Statement("RELEASE dcl_trial")])
-        return not answers[-1]
+            answers = self.send([TRY, *updates, Statement(*asked), UNDO, FORGET])
+        except BaseException:
+            if self.connection.connection.pgconn.transaction_status == _IN_ERROR:
+                self.send([UNDO, FORGET])
+            raise
+        return not answers[-3]
 
-    def commit(self, question: Question[Any], writes: Writes) -> None:
-        flips = self._flips(question, writes)
+    def commit(self, question: Question[Any], writes: Sequence[Write]) -> None:
+        statements = [RELEASE] * self._is_single
+        pks = [pk for each in writes for pk in each.pks]
+        if self._xid is not None:
+            statements += self._written(question, writes, self._xid)
         make_callbacks_robust(self.connection)
-        try:
-            self.send([*flips, COMMIT])
-        except DataError as error:
-            raise explained(error, self.label, [pk for _, pks in writes for pk in pks]) from error
+        self._send_checked([*statements, COMMIT], pks)
         self._leave()
+        self.has_committed = True
         if self.connection.run_on_commit:
             self.connection.run_and_clear_commit_hooks()
 
-    def _flips(self, question: Question[Any], writes: Writes) -> list[Statement]:
+    def _written(
+        self, question: Question[Any], writes: Sequence[Write], xid: str
+    ) -> list[Statement]:
         """Return statements that write these rows, and fail unless all that exist are written."""
-        some = [(values, pks) for values, pks in writes if values]
-        if self._xid is None:
-            return []  # nothing was claimed
-        if not some:
-            return [Statement(FENCE_SQL, [self._xid])]
-        return [checked_flip(question, pks, resolve(values), self._xid) for values, pks in some]
+        some = [Write(resolve(w.values), w.pks, w.asks) for w in writes if w.values]
+        statements = [writing(question, each, xid) for each in some] or [fence(xid)]
+        for each in writes:
+            if each.asks and not (each.values and question.asks_own_row):
+                statements += still_asked(question, each.pks)
+        return statements
 
     def rollback(self) -> None:
-        if not self._open and not (
-            isolation.in_transaction(self.connection)
-            and not isolation.in_test_case(self.connection)
-        ):
+        connection = self.connection
+        if isolation.in_test_case(connection) or connection.connection is None:
+            super().rollback()
+            return
+        is_open = isolation.in_transaction(connection)
+        if not (is_open or connection.in_atomic_block):
             return
         self._leave()
-        self.connection.run_on_commit = []
+        connection.run_on_commit = []
         try:
-            if isolation.in_transaction(self.connection):
+            if is_open:
                 self.execute("ROLLBACK")
         except Error:
-            self.connection.close()
+            connection.close()
 
     def was_committed(self) -> bool:
         if self._xid is None:
@@ -248,14 +273,13 @@ class Messages(Session):
     # --- a mark that is committed before the work
 
     def claim_and_mark(
-        self, question: Question[Any], wanted: Wanted, mark: Values, kept: Sequence[Statement] = ()
+        self, question: Question[Any], wanted: Wanted, mark: Values, *, asks: bool
     ) -> Claimed:
-        if not question.own_table:
-            return super().claim_and_mark(question, wanted, mark)
-        if not kept:
-            self.connection.ensure_connection()
-        marking = Marking(question, wanted, mark)
-        [answer] = self._send_behind(kept, [*kept, marking.statement])
+        if not question.own_table or (asks and not question.asks_own_row):
+            return super().claim_and_mark(question, wanted, mark, asks=asks)
+        self.connection.ensure_connection()
+        marking = Marking(question, wanted, mark, asks=asks)
+        [answer] = self._send_checked([marking.statement], wanted.pks)
         before, after = marking.marks(answer)
         try:
             rows = by_key(question, marking.rows.build(answer), wanted.pks)
@@ -266,28 +290,34 @@ class Messages(Session):
             raise
         return Claimed(rows, visited(wanted, rows), before=before, after=after)
 
-    def mark(self, question: Question[Any], claimed: Claimed, mark: Values) -> None:
-        statements, marking = [COMMIT], None
-        if claimed.rows:
-            marking = Marking(question, Wanted([*claimed.rows], len(claimed.rows)), mark, bare=True)
-            statements = [marking.statement, COMMIT]
+    def _mark(self, question: Question[Any], claimed: Claimed, mark: Values, *, asks: bool) -> None:
+        if not claimed.rows:
+            self.rollback()
+            return
+        pks = [*claimed.rows]
+        marking = Marking(question, Wanted(pks, len(pks)), mark, asks=asks, bare=True)
+        asked = still_asked(question, pks) if asks and not question.asks_own_row else []
+        answers = self._send_checked([marking.statement, *asked, COMMIT], pks)
+        self._leave()
+        claimed.before, claimed.after = marking.marks(answers[0])
+        for pk, row in claimed.rows.items():
+            show(row, claimed.after[pk])
+
+    def settle(self, question: Question[Any], write: Write) -> Collection[Any]:
+        self.connection.ensure_connection()
+        write = Write(resolve(write.values), write.pks, write.asks, write.expected)
+        statements = [writing(question, write, None)]
+        if write.asks and not question.asks_own_row:
+            statements = [BEGIN, *statements, *still_asked(question, write.pks), COMMIT]
         try:
-            answers = self.send(statements)
+            answers = self._send_checked(statements, write.pks)
         except BaseException:
             self.rollback()
             raise
-        self._leave()
-        if marking is not None:
-            claimed.before, claimed.after = marking.marks(answers[0])
-            for pk, row in claimed.rows.items():
-                show(row, claimed.after[pk])
-
-    def settle(self, question: Question[Any], pk: Any, expected: Values, values: Values) -> bool:
-        statement = settling(question, pk, expected, resolve(values))
-        if statement is None:
-            return bool(compare_and_set(question, pk, expected, values))
-        [written] = self.send([statement])
-        return bool(written)
+        written = {str(key) for key, _ in answers[min(1, len(answers) - 1)]}
+        if len(written) == len(write.pks):
+            return write.pks
+        return [pk for pk in write.pks if str(pk) in written]
 
 
 def visited(wanted: Wanted, got: dict[Any, Any]) -> Sequence[Any]:

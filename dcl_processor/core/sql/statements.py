@@ -1,15 +1,15 @@
-"""The statements of the steps on PostgreSQL: claims, flips, marks and settlements."""
+"""The statements of the steps on PostgreSQL: claims, marks, and the one that writes to rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import DataError, connections
+from django.core.exceptions import EmptyResultSet
+from django.db import connections
 from django.db.models import Expression, IntegerField, Q, QuerySet
 
-from dcl_processor.core.pending.question import Question
-from dcl_processor.core.report.exceptions import TransactionLost
+from dcl_processor.core.pending.question import Question, fenced_by
 from dcl_processor.core.report.values import Values
 from dcl_processor.core.sql.compiled import (
     Assigned,
@@ -21,17 +21,19 @@ from dcl_processor.core.sql.compiled import (
     Statement,
     Template,
     bound_keys,
+    condition_sql,
     select,
     shape,
     update_sql,
 )
-from dcl_processor.core.sql.session import Wanted, not_written
+from dcl_processor.core.sql.steps import Wanted, Write
 
 XID = "pg_current_xact_id()"
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 
-#: The text of the error with which a flip fails; ``LOST``: in another transaction.
-FLIP, LOST = "dcl_flip:", "lost"
+#: The texts of the error with which a statement that writes fails. The transaction is not the one
+#: that has the locks; a row is still pending; the wrong number of rows was written.
+LOST, STILL, FEWER, MORE = "dcl_lost:", "dcl_still:", "dcl_fewer:", "dcl_more:"
 
 
 def _first(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:
@@ -54,9 +56,7 @@ def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement,
         return _first(question.queryset.filter(condition), wanted, order)
 
     name = "claim", _choice(wanted)
-    return select(
-        question.cache, name, question.model, question.using, wanted.pks, narrow, _locks(question)
-    )
+    return select(question, name, wanted.pks, narrow, change=_locks(question))
 
 
 def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
@@ -67,7 +67,7 @@ def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement,
         return question.table.filter(condition).order_by().values_list(*columns)
 
     change = _locks(question) if question.lock_key is None else _locks_keys(question)
-    return select(question.cache, "lock", question.model, question.using, pks, narrow, change)
+    return select(question, "lock", pks, narrow, change=change)
 
 
 def asked_again(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
@@ -76,7 +76,7 @@ def asked_again(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement,
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
         return question.queryset.filter(condition).order_by()
 
-    return select(question.cache, "ask", question.model, question.using, pks, narrow)
+    return select(question, "ask", pks, narrow)
 
 
 def _locks(question: Question[Any]) -> Any:
@@ -96,120 +96,164 @@ def _locks_keys(question: Question[Any]) -> Any:
 
     def change(sql: str) -> str:
         rows = f"({sql} {LOCK}) AS dcl_rows (pk, key)"
-        return f"SELECT dcl_rows.pk, {XID} FROM {rows} WHERE {condition}"
+        return f"SELECT dcl_rows.pk, {XID} FROM {rows} WHERE {condition}"  # noqa: S608
 
     return change
 
 
-#: A statement that fails unless the transaction has the id that is its parameter.
-FENCE_SQL = f"SELECT CAST(CASE WHEN {XID} = %s::xid8 THEN '0' ELSE '{FLIP}{LOST}' END AS integer)"
+# --- whether rows are still pending
 
 
-def checked_flip(
-    question: Question[Any], pks: Sequence[Any], values: Values, xid: str
-) -> Statement:
-    """Return a statement that writes these rows in the transaction with this id, or fails.
+def fence(xid: str) -> Statement:
+    """Return the statement that fails in another transaction than the one with this id."""
+    return Statement(
+        f"SELECT CAST(CASE WHEN {XID} = %s::xid8 THEN '0' ELSE '{LOST}' END AS integer)", [xid]
+    )
 
-    It fails, too, if it writes fewer rows than there are, and may not if the handler deleted one.
+
+def still_asked(question: Question[Any], pks: Sequence[Any]) -> list[Statement]:
+    """Return the statement that fails if one of the rows is still pending."""
+
+    def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
+        return question.unfiltered.filter(condition).order_by().values_list("pk")
+
+    def change(sql: str) -> str:
+        return (
+            f"SELECT CAST(CASE WHEN count(*) = 0 THEN '0' ELSE '{STILL}' || min(pk::text) END "  # noqa: S608
+            f"AS integer) FROM ({sql}) AS dcl_rows (pk)"
+        )
+
+    return [select(question, "still", pks, narrow, change=change)[0]]
+
+
+def _own_key(question: Question[Any]) -> str:
+    quote = connections[question.using].ops.quote_name
+    meta = question.model._meta
+    return f"{quote(meta.db_table)}.{quote(str(meta.pk_fields[0].column))}"
+
+
+def _still_pending(question: Question[Any], *, asks: bool) -> tuple[str, Sequence[Any]]:
+    """Return the SQL of a written row's key if it is still pending, as text, or else of NULL."""
+    if not asks or not question.asks_own_row:
+        return "NULL", []
+    try:
+        sql, params = condition_sql(question.unfiltered)
+    except EmptyResultSet:
+        return "NULL", []
+    return f"CASE WHEN {sql or 'TRUE'} THEN {_own_key(question)}::text END", params
+
+
+# --- the one statement that writes
+
+
+def writing(question: Question[Any], write: Write, xid: str | None) -> Statement:
+    """Return the statement that writes to rows, and fails as a whole if one of them is wrong.
+
+    With the id of a transaction it fails in any other one, or if it writes fewer rows than there
+    are. Without one it writes to the rows that have this worker's mark and that no other session
+    has locked, and returns their keys.
     """
-    many, cache = len(pks) > 1, question.cache
-    name = "flip", many, shape(values)
-    if name not in cache or name[-1] is None:
+    many, cache = len(write.pks) > 1, question.cache
+    name = "write", many, write.asks, xid is None, _shape_of_mark(write), shape(write.values)
+    if name not in cache or name[-1] is None or name[-2] is None:
         try:
-            cache[name] = _compiled_flip(question, values, many=many)
-        except CannotCompile:
+            cache[name] = _compiled(question, write, xid, many=many)
+        except (CannotCompile, AttributeError, TypeError, ValueError):
             cache[name] = None
+    connection = connections[question.using]
     if cache[name] is not None:
-        keys, fence, number, assigned, template, _ = cache[name]
+        keys, number, fenced, assigned, template, _ = cache[name]
         try:
-            bound = assigned.bound(values, _connection(question))
+            bound = assigned.bound(write.values, connection)
         except CannotCompile:
-            return _flip_of(question, pks, values, xid)
-        bound_pks = bound_keys(question.model, question.using, pks, many=many)
-        return template.bind({**bound, keys: bound_pks, fence: xid, number: len(pks)})
-    return _flip_of(question, pks, values, xid)
+            bound = None
+        if bound is not None:
+            bound[keys] = bound_keys(question.model, question.using, write.pks, many=many)
+            bound |= {number: len(write.pks)} if xid else {}
+            for column, place in fenced.items():
+                given = xid or _one(write.expected[column])
+                bound[place] = (
+                    given if xid else place.output_field.get_db_prep_value(given, connection)
+                )
+            statement: Statement = template.bind(bound)
+            return statement
+    expected = fenced_by(write.expected) if xid is None else xid
+    return Statement(*_write_sql(question, write, Q(pk__in=[*write.pks]), write.values, expected))
 
 
-def _connection(question: Question[Any]) -> Any:
-    return connections[question.using]
+def _one(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
 
 
-def _compiled_flip(question: Question[Any], values: Values, *, many: bool) -> tuple[Any, ...]:
-    keys, assigned = Keys(question.model, many=many), Assigned(question.model, values)
-    fence, number = Placeholder(IntegerField()), Placeholder(IntegerField())
-    sql, params = _checked(question, keys.condition, assigned.columns, fence, number)
-    template = Template(sql, params, [keys.placeholder, *assigned.placeholders])
+def _shape_of_mark(write: Write) -> Any:
+    """Return the names of the columns by which a row is recognised; ``None``: one has several."""
+    some = [
+        value is None or (isinstance(value, list) and len(value) != 1)
+        for value in write.expected.values()
+    ]
+    return None if any(some) else (*write.expected,)
+
+
+def _compiled(
+    question: Question[Any], write: Write, xid: str | None, *, many: bool
+) -> tuple[Any, ...]:
+    if _shape_of_mark(write) is None:
+        raise CannotCompile
+    meta = question.model._meta
+    keys, assigned = Keys(question.model, many=many), Assigned(question.model, write.values)
+    number = Placeholder(IntegerField())
+    fenced: dict[str, Placeholder] = {"xid": Placeholder(IntegerField())}
+    expected: Any = fenced["xid"]
+    if xid is None:
+        fenced = {name: Placeholder(meta.get_field(name)) for name in write.expected}
+        expected = Q(**fenced)
+    sql, params = _write_sql(
+        question, write, keys.condition, assigned.columns, expected, number=number
+    )
+    needed = [keys.placeholder, *fenced.values(), *assigned.placeholders]
     # The values are kept, so that the identity of an expression in the name stays its own.
-    return keys.placeholder, fence, number, assigned, template, values
+    return keys.placeholder, number, fenced, assigned, Template(sql, params, needed), write.values
 
 
-def _flip_of(question: Question[Any], pks: Sequence[Any], values: Values, xid: str) -> Statement:
-    return Statement(*_checked(question, Q(pk__in=[*pks]), values, xid, len(pks)))
-
-
-def _checked(
-    question: Question[Any], rows: Q, columns: Values, xid: Any, number: Any
+def _write_sql(
+    question: Question[Any],
+    write: Write,
+    rows: Q,
+    columns: Values,
+    expected: Any,
+    *,
+    number: Any = 0,
 ) -> tuple[str, list[Any]]:
+    update, params = update_sql(question.table, columns)
+    still, asked = _still_pending(question, asks=write.asks)
+    key = _own_key(question)
+    if isinstance(expected, Q):
+        # Race: lost lease that writes. The lock waits for no other session, and no row is written
+        # that has another mark.
+        mine = question.table.filter(rows, expected).order_by().values_list("pk")
+        locked, locked_params = mine.query.sql_with_params()
+        sql = (
+            f"WITH dcl_mine (pk) AS MATERIALIZED ({locked} {LOCK}) {update} FROM dcl_mine "
+            f"WHERE {key} = dcl_mine.pk "
+            f"RETURNING {key}, CAST(COALESCE('{STILL}' || {still}, '0') AS integer)"
+        )
+        return sql, [*locked_params, *params, *asked]
     # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
     # cast is that error. It depends on the count, and so is not evaluated before it.
-    update, params = update_sql(question.table.filter(rows), columns)
-    where = " WHERE " + update.rpartition(" WHERE ")[2]
-    fenced = update.replace(where, f" WHERE ({where[7:]} AND {XID} = %s)")
+    where, where_params = condition_sql(question.table.filter(rows))
     there, keys = question.table.filter(rows).order_by().values_list("pk").query.sql_with_params()
+    number = number or len(write.pks)
     sql = (
-        f"WITH dcl_flipped AS ({fenced} RETURNING 1) "  # noqa: S608
-        f"SELECT CAST(CASE WHEN count(*) = %s THEN '0' WHEN NOT {XID} = %s::xid8 "
-        f"THEN '{FLIP}{LOST}' WHEN count(*) = (SELECT count(*) FROM ({there}) AS dcl_there) "
-        f"THEN '0' ELSE '{FLIP}' END AS integer) FROM dcl_flipped"
+        f"WITH dcl_flipped (still) AS ({update} WHERE {where} AND {XID} = %s "  # noqa: S608
+        f"RETURNING {still}) "
+        f"SELECT CAST(CASE WHEN count(still) > 0 THEN '{STILL}' || min(still) "
+        f"WHEN count(*) = %s THEN '0' WHEN count(*) > %s THEN '{MORE}' "
+        f"WHEN NOT {XID} = %s::xid8 THEN '{LOST}' "
+        f"WHEN count(*) = (SELECT count(*) FROM ({there}) AS dcl_there) "
+        f"THEN '0' ELSE '{FEWER}' END AS integer) FROM dcl_flipped"
     )
-    return sql, [*params, xid, number, xid, *keys]
-
-
-def explained(error: Exception, label: str, pks: Sequence[Any]) -> Exception:
-    """Return what the error of a message with flips means."""
-    text = str(error) if isinstance(error, DataError) else ""
-    if FLIP + LOST in text:
-        return TransactionLost()
-    return not_written(label, pks) if FLIP in text else error
-
-
-def settling(
-    question: Question[Any], pk: Any, expected: Values, values: Values
-) -> Statement | None:
-    """Return the update of a row that still has the expected values; ``None``: none is compiled."""
-    one = {name: v[0] if isinstance(v, list) and len(v) == 1 else v for name, v in expected.items()}
-    kinds = shape(values)
-    if kinds is None or any(isinstance(v, list) or v is None for v in one.values()):
-        return None
-    cache, name = question.cache, ("settle", *one, kinds)
-    if name not in cache:
-        cache[name] = _compiled_settling(question, one, values)
-    if cache[name] is None:
-        return None
-    keys, places, assigned, template, _ = cache[name]
-    connection = _connection(question)
-    try:
-        bound = assigned.bound(values, connection)
-    except CannotCompile:
-        return None
-    for each, place in places.items():
-        bound[place] = place.output_field.get_db_prep_value(one[each], connection)
-    bound[keys] = bound_keys(question.model, question.using, [pk], many=False)
-    return template.bind(bound)
-
-
-def _compiled_settling(question: Question[Any], expected: Values, values: Values) -> Any:
-    keys, meta = Keys(question.model, many=False), question.model._meta
-    places = {name: Placeholder(meta.get_field(name)) for name in expected}
-    try:
-        assigned = Assigned(question.model, values)
-        rows = question.table.filter(keys.condition, **places)
-        sql, params = update_sql(rows, assigned.columns)
-        needed = [keys.placeholder, *places.values(), *assigned.placeholders]
-        template = Template(sql, params, needed)
-    except (CannotCompile, AttributeError, TypeError, ValueError):
-        return None
-    return keys.placeholder, places, assigned, template, values
+    counted = [number, number, expected]
+    return sql, [*params, *where_params, expected, *asked, *counted, *keys]
 
 
 class _Stored(Expression):
@@ -227,27 +271,41 @@ class _Stored(Expression):
 class Marking:
     """Lock rows, check them, write a mark and return them, in one statement.
 
-    ``bare``: the rows are locked and checked already. Each answer has the columns that the question
-    selects, followed by the row's key, the old values of the marked columns, and their new values.
+    ``bare``: the rows are locked and checked already. ``asks``: the statement fails if a row is
+    still pending with its mark. Each answer has the columns that the question selects, followed by
+    the row's key, the old values of the marked columns, and their new values.
     """
 
     def __init__(
-        self, question: Question[Any], wanted: Wanted, mark: Values, *, bare: bool = False
+        self,
+        question: Question[Any],
+        wanted: Wanted,
+        mark: Values,
+        *,
+        asks: bool,
+        bare: bool = False,
     ) -> None:
         self._names = [*mark]
         many = len(wanted.pks) > 1
-        name = "mark", bare, _choice(wanted), many, shape(mark)
+        name = "mark", bare, asks, _choice(wanted), many, shape(mark)
         if name not in question.cache:
-            question.cache[name] = self._compiled(question, wanted, mark, bare=bare, many=many)
+            compiled = self._compiled(question, wanted, mark, asks=asks, bare=bare, many=many)
+            question.cache[name] = compiled
         self.rows, self._columns, keys, assigned, template, _ = question.cache[name]
-        connection = _connection(question)
+        connection = connections[question.using]
         bound = assigned.bound(mark, connection)
         bound[keys] = bound_keys(question.model, question.using, wanted.pks, many=many)
         self.statement = template.bind(bound)
-        self._connection = connection
 
     def _compiled(
-        self, question: Question[Any], wanted: Wanted, mark: Values, *, bare: bool, many: bool
+        self,
+        question: Question[Any],
+        wanted: Wanted,
+        mark: Values,
+        *,
+        asks: bool,
+        bare: bool,
+        many: bool,
     ) -> tuple[Any, ...]:
         keys, assigned = Keys(question.model, many=many), Assigned(question.model, mark)
         some = question.table.filter(keys.condition)
@@ -259,18 +317,21 @@ class Marking:
         first = _first(asked, wanted, keys.order).annotate(**before).values_list("pk", *before)
         locking, locking_params = first.query.get_compiler(question.using).as_sql()
         update, update_params = update_sql(question.table, assigned.columns)
+        still, still_params = _still_pending(question, asks=asks)
         quote = compiler.connection.ops.quote_name
-        own, key = quote(meta.db_table), quote(meta.pk_fields[0].column)
+        own, key = quote(meta.db_table), _own_key(question)
         columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]
         after = [f"{own}.{quote(f.column)}" for f in fields]
-        returned = [*rows.selected_sql, f"{own}.{key}", *(f"dcl_taken.{n}" for n in before), *after]
+        returned = [*rows.selected_sql, key, *(f"dcl_taken.{n}" for n in before), *after]
+        lock = "" if bare else f" {LOCK}"
         # If it is not materialised, the planner may lock one set of rows and update another.
         sql = (
-            f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{'' if bare else ' ' + LOCK}) "
-            f"{update} FROM dcl_taken WHERE {own}.{key} = dcl_taken.taken "
-            f"RETURNING {', '.join(returned)}"
+            f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{lock}) "
+            f"{update} FROM dcl_taken WHERE {key} = dcl_taken.taken "
+            f"RETURNING {', '.join(returned)}, "
+            f"CAST(COALESCE('{STILL}' || {still}, '0') AS integer)"
         )
-        params = [*locking_params, *update_params, *rows.selected_params]
+        params = [*locking_params, *update_params, *rows.selected_params, *still_params]
         template = Template(sql, params, [keys.placeholder, *assigned.placeholders])
         converters = compiler.get_converters(columns)
         return rows, (compiler, converters), keys.placeholder, assigned, template, mark
@@ -280,7 +341,7 @@ class Marking:
         before: dict[Any, Values] = {}
         after: dict[Any, Values] = {}
         width, (compiler, converters) = len(self.rows.selected), self._columns
-        behind = [answer[width:] for answer in answers]
+        behind = [answer[width:-1] for answer in answers]
         if converters:
             behind = compiler.apply_converters(behind, converters)
         for pk, *columns in behind:

@@ -1,0 +1,81 @@
+"""The values that the steps on a session take and give, and the errors of what they write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcl_processor.core.report.exceptions import ProcessorError, StillPending
+from dcl_processor.core.report.values import Values
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows that a claim may take: the first ``limit`` of them that are free."""
+
+    pks: Sequence[Any]
+    limit: int
+
+    @property
+    def may_choose(self) -> bool:
+        return self.limit < len(self.pks)
+
+
+@dataclass(slots=True)
+class Claimed:
+    """What a claim got, in the order of the candidates: instances by their keys.
+
+    ``visited``: the candidates that it came to; ``locked``: those that it could lock, and that are
+    not pending any more unless they are among the rows. ``before`` and ``after``: of rows with a
+    mark, the marked columns before and after the claim.
+    """
+
+    rows: dict[Any, Any]
+    visited: Sequence[Any]
+    locked: Collection[Any] = ()
+    before: Mapping[Any, Values] = field(default_factory=dict)
+    after: Mapping[Any, Values] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What is written to some rows.
+
+    ``asks``: the rows have to leave ``pending`` by it, or nothing is written. ``expected``: the
+    columns by which a marked row is recognised as this worker's; a list: one of these values.
+    """
+
+    values: Values
+    pks: Sequence[Any]
+    asks: bool = False
+    expected: Values = field(default_factory=dict)
+
+
+def not_written(label: str, pks: Sequence[Any]) -> ProcessorError:
+    """Return the error for rows that exist and that an update has left out."""
+    one = len(pks) == 1
+    named = f"row {pks[0]}" if one else f"rows {', '.join(map(str, pks[:5]))} and others"
+    got = "it not written although it exists" if one else "fewer written than exist"
+    return ProcessorError(
+        f"{label}: expected the update to write {named}, got {got}; look for a trigger, a rule or "
+        "row-level security that drops the update."
+    )
+
+
+def several_written(label: str, pks: Sequence[Any]) -> ProcessorError:
+    """Return the error for a key that several rows have."""
+    return ProcessorError(
+        f"{label}: expected the update by primary key to write {len(pks)} rows, got more; make the "
+        "column that the model declares as primary key unique in the table."
+    )
+
+
+def left_pending(label: str, pk: Any) -> StillPending:
+    """Return the error of a row that is still pending after it was handled."""
+    error = StillPending(
+        f"{label}: expected row {pk} to leave pending once it was handled, got a row that is still "
+        "pending; make the handler or done change a column that pending tests."
+    )
+    error.pk = pk
+    return error
