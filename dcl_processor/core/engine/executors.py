@@ -164,8 +164,8 @@ def next_of(
 ) -> tuple[Call, Any] | None:
     """Return the next result, or ``None`` if there is none in so many seconds.
 
-    It looks for a signal now and then, which no wait would notice, and whether somebody is left to
-    give a result.
+    It looks for a signal now and then, which no wait would notice, and whether a thread is left
+    that gives a result.
     """
     while True:
         try:

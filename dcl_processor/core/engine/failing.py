@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from dcl_processor.core.engine import bookkeeping
 from dcl_processor.core.engine.context import Context
 from dcl_processor.core.engine.rows import Batch, Row
+from dcl_processor.core.options.options import Definition
 from dcl_processor.core.report.counters import log
-from dcl_processor.core.report.outcomes import Failed
+from dcl_processor.core.report.outcomes import Failed, Handled
 from dcl_processor.core.sql.errors import is_back, is_database_error, is_passing, reconnected
 from dcl_processor.core.sql.steps import Wanted, Write
 
@@ -48,6 +49,9 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
 def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
     """Count a single row as failed, and record that in a transaction of its own."""
     row = batch.rows[0] if batch.rows else None
+    for _, ended in [each for each in batch.ended if each[0] is row]:
+        if type(ended) is Handled:
+            log_refused(run.processor, row, ended.result, error)
     started = row is not None and row in batch.started
     outcome: Any = Failed(error, handled=started, unstarted=not started)
     if row is not None and started and run.notes_failures:
@@ -55,6 +59,13 @@ def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
     run.source.end([pk])
     run.counters.count(pk, outcome)
     run.resource.reopen_later()
+
+
+def log_refused(processor: Definition[Any], row: Row | None, result: Any, error: Exception) -> None:
+    """Log what a handler has returned, because the flip that would have kept it was refused."""
+    message = "%s: row %s was handled, with the result %s, and its flip was refused: %s"
+    pk = str(row.pk) if row is not None else ""
+    log(logging.WARNING, message, processor.name, pk, f"{result!r:.200}", error)
 
 
 def _recorded(run: Context, batch: Batch, row: Row, outcome: Failed) -> Any:

@@ -54,7 +54,7 @@ class Limits:
         self._stop = stop or Event()
 
     def is_up(self) -> bool:
-        """Return whether the time is up, or the run was told to stop; any thread may ask."""
+        """Return whether the time is up, or the run is to stop; any thread may ask."""
         late = self._deadline is not None and time.monotonic() >= self._deadline
         return late or self._stop.is_set()
 

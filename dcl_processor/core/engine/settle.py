@@ -14,6 +14,7 @@ from uuid import UUID
 
 from dcl_processor.core.engine import bookkeeping
 from dcl_processor.core.engine.context import Context
+from dcl_processor.core.engine.failing import log_refused
 from dcl_processor.core.engine.rows import Batch, Row, Unsettled, by_attname
 from dcl_processor.core.pending import steady as time
 from dcl_processor.core.pending.question import fenced_by, these
@@ -125,8 +126,7 @@ def _refused(
     if isinstance(error, bookkeeping.UNWRITABLE):
         given, error = error, bookkeeping.invalid_done(name, error)
         error.__cause__ = given
-    message = "%s: row %s was handled, with the result %s, and its flip was refused: %s"
-    log(logging.WARNING, message, name, pk, f"{outcome.result!r:.200}", error)
+    log_refused(run.processor, row, outcome.result, error)
     return _values_of_failure(run, batch, row, Failed(error, handled=True))
 
 

@@ -106,8 +106,8 @@ class Source:
     def _batch(self, room: int) -> Batch | None:
         waiting = self._alone or (deque() if self._is_stale else self._waiting)
         if not waiting:
-            # Race: poison row. Nobody knows whether such a row killed its worker, so nothing else
-            # is in flight in this process when it is tried.
+            # Race: poison row. Such a row may have killed its worker, so nothing else is in flight
+            # in this process when it is tried.
             if self.in_flight:
                 return None
             waiting, self._only = self._leftover, self._leftover[0]
@@ -220,7 +220,7 @@ class Source:
         yield from self._all_keys() if self._has_keys else self._all_rows()
         self._alone.extend(self._last)
         yield from self._quiet()
-        if self._host.notes is not None and not self._host.must_stop():
+        if self._host.notes is not None and self._host.stopped is None:
             self._host.notes.suspects.clear()  # those that are left are no longer pending
 
     def _all_rows(self) -> Iterator[_Step]:

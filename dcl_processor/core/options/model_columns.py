@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from django.db.models import CharField, DateTimeField, Field, IntegerField, Model, TextField
+from django.db.models.query_utils import DeferredAttribute
 
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.report.exceptions import InvalidDone, InvalidOption
-from dcl_processor.core.report.values import Values
+from dcl_processor.core.report.values import Values, is_constant
 
 #: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
@@ -77,7 +79,7 @@ def _check_pending_since(processor: Definition[Any], model: type[Model]) -> None
 def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:
     """Raise ``InvalidDone`` unless every name is a column of the model that a flip may write."""
     columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    for name in values:
+    for name, value in values.items():
         if name not in columns:
             raise InvalidDone(
                 f"{label}: expected {option} to name columns of {model._meta.label}, got {name!r}; "
@@ -89,6 +91,36 @@ def check_columns(values: Values, model: type[Model], label: str, option: str = 
                 f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
                 f"which is {'the primary key' if is_key else 'generated'}."
             )
+        if sentence := in_parents_table(model, columns[name]):
+            raise InvalidDone(f"{label}: expected {option} to name columns {sentence}")
+        if more := _set_beside(model, columns[name], value) - {columns[n].attname for n in values}:
+            raise InvalidDone(
+                f"{label}: expected {option} to name {' and '.join(sorted(more))} beside {name}, "
+                f"whose value sets both columns, got {name} alone, and an update would write that "
+                "column alone; name both."
+            )
+
+
+def in_parents_table(model: type[Model], column: Any) -> str | None:
+    """Return the end of a sentence that refuses a column of a parent, of another table."""
+    parent = column.model._meta.concrete_model
+    if parent is model._meta.concrete_model:
+        return None
+    return (
+        f"in the table of {model._meta.label} itself, got {column.name!r}, which is in that of "
+        f"{parent._meta.label}; write the processor over {parent._meta.label}."
+    )
+
+
+def _set_beside(model: type[Model], column: Any, value: Any) -> set[str]:
+    """Return the other columns that an instance sets with a value, such as a currency."""
+    if isinstance(inspect.getattr_static(model, column.attname), DeferredAttribute):
+        return set()
+    if not is_constant(value):
+        return set()
+    row = model.from_db(None, [], [])
+    setattr(row, column.attname, value)
+    return {f.attname for f in model._meta.concrete_fields} & vars(row).keys() - {column.attname}
 
 
 def by_attname(model: type[Model], values: Values) -> dict[str, Any]:
@@ -113,6 +145,8 @@ def expect_column(
     column = {field.name: field for field in model._meta.concrete_fields}.get(name)
     fits = isinstance(column, kind) and not column.primary_key and not column.generated
     if fits and null in (None, column.null):  # type: ignore[union-attr]  # it fits: it is one
+        if sentence := in_parents_table(model, column):
+            raise InvalidOption(f"{named} to name a column {sentence}")
         return
     raise InvalidOption(
         f"{named} to name {words} of {model._meta.label}, got {_kind_of(column)}; add the column, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from dcl_processor.core.report.exceptions import InvalidOption
 
@@ -13,8 +13,34 @@ HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_fai
 #: Parameters of one run, which belong in its call.
 PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
 
-#: What people who come from other libraries write.
-_ELSEWHERE = {"max_retries": "retry", "queryset": "pending", "order_by": "pending"}
+#: Options and hooks that a processor does not have, as keywords and in classes.
+OF_A_PROCESSOR: dict[str, str] = {
+    "breaker": "leave it out: rows back off by retry, and a run ends when everything fails",
+    "lock_related": "leave it out: groups need PostgreSQL or SQLite",
+    "max_workers": "write max_in_flight=…, the rows in flight over all machines",
+    "repeats": "compare a time column with Now() in pending, and let done move it",
+    "strict_order": "leave it out: an order_by() of pending holds over the whole backlog",
+    "taken_over": "add a Retry, and look at row.attempts > 1 in the handler",
+    "throttle": "set a rate, or wait in the handler",
+}
+
+#: What other task queues and Django call an option. A class may use these names for its own.
+OF_OTHERS: dict[str, str] = {
+    "max_retries": "write retry=Retry(max_attempts=…), which counts the first call as well",
+    "order_by": "order the queryset of pending: pending=….order_by(…)",
+    "queryset": "write pending=…",
+}
+
+
+def check_class(cls: type) -> None:
+    """Refuse attributes of a class that were options once."""
+    _refuse(cls, OF_A_PROCESSOR.keys() & vars(cls).keys(), OF_A_PROCESSOR)
+
+
+def _refuse(cls: type, given: Iterable[str], table: Mapping[str, str]) -> None:
+    for name in given:
+        if name in table:
+            raise InvalidOption(f"{cls.__name__} has no option {name!r}; {table[name]}.")
 
 
 def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> None:
@@ -23,10 +49,9 @@ def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> 
     for name in given:
         if name in allowed:
             continue
+        _refuse(cls, [name], {**OF_A_PROCESSOR, **OF_OTHERS})
         if name in PARAMETERS:
             guess = f"it is a parameter of a run: {cls.__name__}(…).run({name}=…)."
-        elif name in _ELSEWHERE:
-            guess = f"did you mean {_ELSEWHERE[name]!r}?"
         elif close := difflib.get_close_matches(name, allowed, n=1):
             guess = f"did you mean {close[0]!r}?"
         else:

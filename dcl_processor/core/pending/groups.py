@@ -32,6 +32,7 @@ from django.db.models import (
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThan
 
+from dcl_processor.core.options.model_columns import in_parents_table
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.pending.question import order_of
 from dcl_processor.core.report.exceptions import InvalidOption, InvalidPending, Unsupported
@@ -148,6 +149,8 @@ def _key_column(processor: Definition[Any], model: type[Model]) -> Any:
             f"{named} a column or a forward relation of {model._meta.label}, got no such column; "
             f"the columns are {', '.join(f.name for f in model._meta.concrete_fields)}."
         )
+    if sentence := in_parents_table(model, column):
+        raise InvalidOption(f"{named} a column {sentence}")
     target = column
     while target.remote_field:
         target = target.target_field

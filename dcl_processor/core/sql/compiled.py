@@ -250,7 +250,8 @@ def update_sql(rows: QuerySet[Any, Any], values: Values) -> tuple[str, Sequence[
     query.add_update_values(values)
     if query.related_updates:
         raise CannotCompile
-    return query.get_compiler(rows.db).as_sql()
+    statement: tuple[str, Sequence[Any]] = query.get_compiler(rows.db).as_sql()
+    return statement
 
 
 def condition_sql(rows: QuerySet[Any, Any]) -> tuple[str, Sequence[Any]]:

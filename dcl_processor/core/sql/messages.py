@@ -21,6 +21,7 @@ from dcl_processor.core.report.values import Values, resolve
 from dcl_processor.core.sql import isolation
 from dcl_processor.core.sql.compiled import LISTED, CannotCompile, Statement, update_sql
 from dcl_processor.core.sql.errors import NO_TRANSACTION, reconnected, state_of
+from dcl_processor.core.sql.marking import Marking
 from dcl_processor.core.sql.savepoint import NAME, RowSavepoint
 from dcl_processor.core.sql.session import Session, by_key, make_callbacks_robust, show
 from dcl_processor.core.sql.statements import (
@@ -29,7 +30,6 @@ from dcl_processor.core.sql.statements import (
     MORE,
     STILL,
     XID,
-    Marking,
     asked_again,
     fence,
     locked_keys,

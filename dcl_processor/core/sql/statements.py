@@ -1,4 +1,4 @@
-"""The statements of the steps on PostgreSQL: claims, marks, and the one that writes to rows."""
+"""The statements of the steps on PostgreSQL: claims, and the one that writes to rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
-from django.db.models import Expression, IntegerField, Q, QuerySet
+from django.db.models import IntegerField, Q, QuerySet
 
 from dcl_processor.core.pending.question import Question, fenced_by
 from dcl_processor.core.report.values import Values
@@ -17,7 +17,6 @@ from dcl_processor.core.sql.compiled import (
     CannotCompile,
     Keys,
     Placeholder,
-    Rows,
     Statement,
     Template,
     bound_keys,
@@ -36,7 +35,7 @@ LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 LOST, STILL, FEWER, MORE = "dcl_lost:", "dcl_still:", "dcl_fewer:", "dcl_more:"
 
 
-def _first(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:
+def first_of(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:
     """Limit a queryset to the first of the wanted rows, if more are named."""
     if not wanted.may_choose:
         return queryset.order_by()
@@ -45,7 +44,7 @@ def _first(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet
     return ordered[: wanted.limit]
 
 
-def _choice(wanted: Wanted) -> int | None:
+def choice_of(wanted: Wanted) -> int | None:
     return wanted.limit if wanted.may_choose else None
 
 
@@ -53,9 +52,9 @@ def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement,
     """Return the statement that locks the rows and checks them."""
 
     def narrow(condition: Q, order: Any) -> QuerySet[Any, Any]:
-        return _first(question.queryset.filter(condition), wanted, order)
+        return first_of(question.queryset.filter(condition), wanted, order)
 
-    name = "claim", _choice(wanted)
+    name = "claim", choice_of(wanted)
     return select(question, name, wanted.pks, narrow, change=_locks(question))
 
 
@@ -126,13 +125,13 @@ def still_asked(question: Question[Any], pks: Sequence[Any]) -> list[Statement]:
     return [select(question, "still", pks, narrow, change=change)[0]]
 
 
-def _own_key(question: Question[Any]) -> str:
+def own_key(question: Question[Any]) -> str:
     quote = connections[question.using].ops.quote_name
     meta = question.model._meta
     return f"{quote(meta.db_table)}.{quote(str(meta.pk_fields[0].column))}"
 
 
-def _still_pending(question: Question[Any], *, asks: bool) -> tuple[str, Sequence[Any]]:
+def still_pending(question: Question[Any], *, asks: bool) -> tuple[str, Sequence[Any]]:
     """Return the SQL of a written row's key if it is still pending, as text, or else of NULL."""
     if not asks or not question.asks_own_row:
         return "NULL", []
@@ -140,7 +139,16 @@ def _still_pending(question: Question[Any], *, asks: bool) -> tuple[str, Sequenc
         sql, params = condition_sql(question.unfiltered)
     except EmptyResultSet:
         return "NULL", []
-    return f"CASE WHEN {sql or 'TRUE'} THEN {_own_key(question)}::text END", params
+    return f"CASE WHEN {sql or 'TRUE'} THEN {own_key(question)}::text END", params
+
+
+def failing(still: str, locked: str) -> str:
+    """Return the SQL that fails for a row that is still pending, or if more rows were locked.
+
+    Its last parameter is the number of rows that are named.
+    """
+    more = f"CASE WHEN (SELECT count(*) FROM {locked}) > %s THEN '{MORE}' ELSE '0' END"  # noqa: S608
+    return f"CAST(COALESCE('{STILL}' || {still}, {more}) AS integer)"
 
 
 # --- the one statement that writes
@@ -169,7 +177,7 @@ def writing(question: Question[Any], write: Write, xid: str | None) -> Statement
             bound = None
         if bound is not None:
             bound[keys] = bound_keys(question.model, question.using, write.pks, many=many)
-            bound |= {number: len(write.pks)} if xid else {}
+            bound[number] = len(write.pks)
             for column, place in fenced.items():
                 given = xid or _one(write.expected[column])
                 bound[place] = (
@@ -225,8 +233,8 @@ def _write_sql(
     number: Any = 0,
 ) -> tuple[str, list[Any]]:
     update, params = update_sql(question.table, columns)
-    still, asked = _still_pending(question, asks=write.asks)
-    key = _own_key(question)
+    still, asked = still_pending(question, asks=write.asks)
+    key = own_key(question)
     if isinstance(expected, Q):
         # Race: lost lease that writes. The lock waits for no other session, and no row is written
         # that has another mark.
@@ -234,10 +242,9 @@ def _write_sql(
         locked, locked_params = mine.query.sql_with_params()
         sql = (
             f"WITH dcl_mine (pk) AS MATERIALIZED ({locked} {LOCK}) {update} FROM dcl_mine "
-            f"WHERE {key} = dcl_mine.pk "
-            f"RETURNING {key}, CAST(COALESCE('{STILL}' || {still}, '0') AS integer)"
+            f"WHERE {key} = dcl_mine.pk RETURNING {key}, {failing(still, 'dcl_mine')}"
         )
-        return sql, [*locked_params, *params, *asked]
+        return sql, [*locked_params, *params, *asked, number or len(write.pks)]
     # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
     # cast is that error. It depends on the count, and so is not evaluated before it.
     where, where_params = condition_sql(question.table.filter(rows))
@@ -254,98 +261,3 @@ def _write_sql(
     )
     counted = [number, number, expected]
     return sql, [*params, *where_params, expected, *asked, *counted, *keys]
-
-
-class _Stored(Expression):
-    """A column of the model's own table as it is stored, even if its field changes its SELECT."""
-
-    def __init__(self, column: str) -> None:
-        super().__init__(output_field=IntegerField())
-        self._column = column
-
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
-        quote = connection.ops.quote_name
-        return f"{quote(compiler.query.base_table)}.{quote(self._column)}", []
-
-
-class Marking:
-    """Lock rows, check them, write a mark and return them, in one statement.
-
-    ``bare``: the rows are locked and checked already. ``asks``: the statement fails if a row is
-    still pending with its mark. Each answer has the columns that the question selects, followed by
-    the row's key, the old values of the marked columns, and their new values.
-    """
-
-    def __init__(
-        self,
-        question: Question[Any],
-        wanted: Wanted,
-        mark: Values,
-        *,
-        asks: bool,
-        bare: bool = False,
-    ) -> None:
-        self._names = [*mark]
-        many = len(wanted.pks) > 1
-        name = "mark", bare, asks, _choice(wanted), many, shape(mark)
-        if name not in question.cache:
-            compiled = self._compiled(question, wanted, mark, asks=asks, bare=bare, many=many)
-            question.cache[name] = compiled
-        self.rows, self._columns, keys, assigned, template, _ = question.cache[name]
-        connection = connections[question.using]
-        bound = assigned.bound(mark, connection)
-        bound[keys] = bound_keys(question.model, question.using, wanted.pks, many=many)
-        self.statement = template.bind(bound)
-
-    def _compiled(
-        self,
-        question: Question[Any],
-        wanted: Wanted,
-        mark: Values,
-        *,
-        asks: bool,
-        bare: bool,
-        many: bool,
-    ) -> tuple[Any, ...]:
-        keys, assigned = Keys(question.model, many=many), Assigned(question.model, mark)
-        some = question.table.filter(keys.condition)
-        asked = some if bare else question.queryset.filter(keys.condition)
-        rows = Rows(asked.order_by(), question.using)
-        meta, compiler = question.model._meta, asked.query.get_compiler(question.using)
-        fields: list[Any] = [meta.get_field(name) for name in self._names]
-        before = {f"dcl_before_{at}": _Stored(f.column) for at, f in enumerate(fields)}
-        first = _first(asked, wanted, keys.order).annotate(**before).values_list("pk", *before)
-        locking, locking_params = first.query.get_compiler(question.using).as_sql()
-        update, update_params = update_sql(question.table, assigned.columns)
-        still, still_params = _still_pending(question, asks=asks)
-        quote = compiler.connection.ops.quote_name
-        own, key = quote(meta.db_table), _own_key(question)
-        columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]
-        after = [f"{own}.{quote(f.column)}" for f in fields]
-        returned = [*rows.selected_sql, key, *(f"dcl_taken.{n}" for n in before), *after]
-        lock = "" if bare else f" {LOCK}"
-        # If it is not materialised, the planner may lock one set of rows and update another.
-        sql = (
-            f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{lock}) "
-            f"{update} FROM dcl_taken WHERE {key} = dcl_taken.taken "
-            f"RETURNING {', '.join(returned)}, "
-            f"CAST(COALESCE('{STILL}' || {still}, '0') AS integer)"
-        )
-        params = [*locking_params, *update_params, *rows.selected_params, *still_params]
-        template = Template(sql, params, [keys.placeholder, *assigned.placeholders])
-        converters = compiler.get_converters(columns)
-        return rows, (compiler, converters), keys.placeholder, assigned, template, mark
-
-    def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
-        """Return the old and the new values of the marked columns, by the rows' keys."""
-        before: dict[Any, Values] = {}
-        after: dict[Any, Values] = {}
-        width, (compiler, converters) = len(self.rows.selected), self._columns
-        behind = [answer[width:-1] for answer in answers]
-        if converters:
-            behind = compiler.apply_converters(behind, converters)
-        for pk, *columns in behind:
-            number = len(self._names)
-            before[pk] = dict(zip(self._names, columns[:number], strict=True))
-            after[pk] = dict(zip(self._names, columns[number:], strict=True))
-        return before, after
