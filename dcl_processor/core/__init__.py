@@ -16,7 +16,17 @@ _MODULES = {
     "batch_processor": ".decorator",
     "worker_name": ".options.worker",
 }
-__all__ = list(_MODULES)
+__all__ = [
+    "BatchProcessor",
+    "Delivery",
+    "Discard",
+    "Lease",
+    "Report",
+    "Retry",
+    "Snooze",
+    "batch_processor",
+    "worker_name",
+]
 __version__ = "0.1.0"
 
 

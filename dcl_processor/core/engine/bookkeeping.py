@@ -52,16 +52,14 @@ def fixed_flip(processor: Definition[Any]) -> Values | None:
     return with_cleared_retry(processor, done)
 
 
-def flips(
-    processor: Definition[Any], handled: Sequence[tuple[Row, Any]], fixed: Values | None
-) -> list[Write]:
+def flips(handled: Sequence[Row]) -> list[Write]:
     """Return what to write to the handled rows; rows with the same values are one write."""
-    if fixed is not None:
-        return [Write(fixed, [row.pk for row, _ in handled], asks=True)] if handled else []
     found: dict[Any, tuple[Values, list[Any]]] = {}
-    for row, result in handled:
-        values = resolve(flip(processor, row.instance, result))
-        found.setdefault(likeness(values), (values, []))[1].append(row.pk)
+    known: dict[int, Any] = {}
+    for row in handled:
+        key = known.setdefault(id(row.flip), None) or likeness(row.flip)
+        known[id(row.flip)] = key
+        found.setdefault(key, (row.flip, []))[1].append(row.pk)
     return [Write(values, pks, asks=True) for values, pks in found.values()]
 
 

@@ -15,16 +15,16 @@ from dcl_processor.core.engine.limits import Limits, refuse_backlog
 from dcl_processor.core.engine.poison import Notes
 from dcl_processor.core.engine.resource import Resource
 from dcl_processor.core.engine.rows import Batch, Marks, Row, Unsettled, column
-from dcl_processor.core.engine.slots import Slot
+from dcl_processor.core.engine.slots import Slots
 from dcl_processor.core.engine.source import Source
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.pending.groups import Groups
 from dcl_processor.core.pending.question import Question, ask
 from dcl_processor.core.report import events
 from dcl_processor.core.report.counters import Counters
-from dcl_processor.core.report.outcomes import Failed
+from dcl_processor.core.report.outcomes import Failed, Handled
 from dcl_processor.core.report.report import Stopped
-from dcl_processor.core.report.values import Values
+from dcl_processor.core.report.values import Values, resolve
 from dcl_processor.core.sql.session import Session
 
 #: Outcomes that wait to be written, with which a run claims no further rows.
@@ -55,7 +55,7 @@ class Context:
         #: The flip, if it is the same for all rows.
         self.fixed_flip: Values | None = bookkeeping.fixed_flip(processor)
         #: The slot of ``max_workers``, and the notes of the rows at work.
-        self.slot: Slot | None = None
+        self.slots: Slots | None = None
         self.notes: Notes | None = None
         #: The rules for the keys of rows, if they are in groups.
         self.groups: Groups | None = None
@@ -88,7 +88,7 @@ class Context:
         heartbeat_failed = self.heartbeat is not None and self.heartbeat.failure is not None
         if self.counters.fails_too_often or self.executor.failure is not None or heartbeat_failed:
             return "failures"
-        if self.slot is not None and self.slot.is_lost():
+        if self.slots is not None and self.slots.are_lost():
             return "busy"
         reason: Any = self.limits.exceeded(self.counters.handled)
         return reason or events.may_start(self.processor)  # type: ignore[return-value]
@@ -102,14 +102,24 @@ class Context:
         """Return whether the next row of a batch may start."""
         if not batch.ended:
             return True
-        failed = 0
+        failed = refused = 0
         for _, outcome in reversed(batch.ended):
             if not isinstance(outcome, Failed):
                 break
-            failed += 1
+            failed, refused = failed + 1, refused + outcome.is_refused
         if failed == len(batch.ended):
             failed += self.counters.in_a_row
-        return not self.limits.is_up() and not self.counters.is_too_many(failed)
+            refused += self.counters.refusals
+        # After the first refusal the next row is taken alone.
+        return not (self.limits.is_up() or refused or self.counters.is_too_many(failed))
+
+    def flip_of(self, row: Row, outcome: Handled) -> Values:
+        """Return the flip of a row that was handled; raises if it cannot be written."""
+        if row.instance.pk != row.pk:
+            bookkeeping.refuse_moved(self.processor, row, self.source.table)
+        if self.fixed_flip is not None:
+            return self.fixed_flip
+        return resolve(bookkeeping.flip(self.processor, row.instance, outcome.result))
 
     def count(self, batch: Batch) -> None:
         """Count the rows of a batch whose transaction has ended."""
@@ -128,13 +138,16 @@ class Context:
         """The rows that the next claim may take."""
         if len(self.unsettled) > MOST_UNSETTLED:
             return 0
+        capacity = self.capacity
+        if self.slots is not None and self.slots.held and not self.is_transactional:
+            capacity = min(capacity, self.slots.held)
         if not self.calls:
-            return self.capacity
+            return capacity
         in_flight = sum([len(call.rows) for call in self.calls])
-        free, size = self.capacity - in_flight, self.processor.batch_size
+        free, size = capacity - in_flight, min(self.processor.batch_size, capacity)
         if self.processor._is_async:
             # A slow handler holds up no others: rows are claimed when a quarter is free.
-            return free if self.is_eager or free >= max(1, self.capacity // 4) else 0
+            return free if self.is_eager or free >= max(1, capacity // 4) else 0
         return size if free >= size else 0
 
     def submit(self, call: Call) -> None:
@@ -147,8 +160,12 @@ class Context:
         if self._most_pending is not None:
             refuse_backlog(self.processor.name, question, self._most_pending, seen)
             self._most_pending = None
-        if self.slot is not None and seen and not self.slot.take():
-            self.stopped = "busy"
+        if self.slots is not None and seen:
+            waits = self.limits.waits()
+            while not self.slots.take():
+                if not next(waits, False):
+                    self.stopped = "busy"
+                    break
 
 
 def read_attempts(run: Context, question: Question[Any], rows: list[Row]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dcl_processor.core.engine import bookkeeping
 from dcl_processor.core.engine.context import Context, read_attempts
+from dcl_processor.core.engine.failing import log_refused
 from dcl_processor.core.engine.rows import Batch, Row
 from dcl_processor.core.engine.verify import is_verified, verify
 from dcl_processor.core.report import events
 from dcl_processor.core.report.exceptions import SessionLost, StillPending
+from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.core.sql.savepoint import RowSavepoint, asked_for_rollback
 from dcl_processor.core.sql.steps import Write
@@ -51,7 +54,8 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
     batch.started.append(row)
     run.note([row.pk])
     result = run.handler.call([row], run.resource.arguments)
-    outcome: Outcome = result[row.pk] if isinstance(result, Mapping) else result  # type: ignore[assignment]
+    given: Any = result[row.pk] if isinstance(result, Mapping) else result
+    outcome = _with_flip(run, row, given)
     try:
         # After each row, so that this row is the one that ended the transaction.
         run.session.check()
@@ -66,6 +70,20 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
         run.note([])
     if isinstance(outcome, Failed):
         run.resource.reopen_later()
+    return outcome
+
+
+def _with_flip(run: Context, row: Row, outcome: Outcome) -> Outcome:
+    """Compute the flip of a row that was handled, whose error is the failure of this row alone."""
+    if type(outcome) is not Handled:
+        return outcome
+    try:
+        row.flip = run.flip_of(row, outcome)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        log_refused(run.processor, row, outcome.result, error)
+        return Failed(error, handled=True, duration=outcome.duration)
     return outcome
 
 
@@ -87,7 +105,7 @@ def _handle_together(run: Context, batch: Batch) -> None:
     kept = asked_for_rollback(run.session.connection, Handled())
     if isinstance(kept, Failed):
         raise kept.error
-    batch.ended += [(row, result[row.pk]) for row in rows]
+    batch.ended += [(row, _with_flip(run, row, result[row.pk])) for row in rows]
     if any(isinstance(each, Failed) for each in result.values()):
         run.resource.reopen_later()
 
@@ -100,22 +118,20 @@ def commit(run: Context, batch: Batch) -> None:
     """Write the flips of the rows that were handled, and notes of the others, and commit."""
     # Race: flip without work. The work of a row whose handler raised was rolled back.
     session, question = run.session, batch.question
-    handled = [(row, each.result) for row, each in batch.ended if type(each) is Handled]
+    handled = [row for row, each in batch.ended if type(each) is Handled]
     noted = []
     for place, (row, outcome) in enumerate(batch.ended):
         if outcome is not None and type(outcome) is not Handled:
             final, values = bookkeeping.notes(run.processor, row, outcome)
             batch.ended[place] = row, final
             noted += [Write(values, [row.pk])] if values else []
-    for row in [row for row, _ in handled if row.instance.pk != row.pk]:
-        bookkeeping.refuse_moved(run.processor, row, question.table)
     if not (noted or any(each is not None and each.kept for _, each in batch.ended)):
         session.rollback()
         return
-    writes = bookkeeping.flips(run.processor, handled, run.fixed_flip)
+    writes = bookkeeping.flips(handled)
     batch.is_committing = True
     try:
         session.commit(question, [*writes, *noted])
     except StillPending as error:
-        batch.to_blame = next((row for row, _ in handled if row.pk == error.pk), None)
+        batch.to_blame = next((row for row in handled if row.pk == error.pk), None)
         raise

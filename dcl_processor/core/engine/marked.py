@@ -27,9 +27,8 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
     if not (is_verified(run.processor, question.model) or _verified(run, batch)):
         return
     batch.mark = mark
-    # Race: work without flip. A row that is still pending with its mark would be claimed again.
-    asks = mark.lease is None
-    claimed = run.session.claim_and_mark(question, batch.wanted, mark.values, asks=asks)
+    hides = mark.lease is None
+    claimed = run.session.claim_and_mark(question, batch.wanted, mark.values, hides=hides)
     for pk, instance in claimed.rows.items():
         before, expected = claimed.before[pk], mark.recognised(claimed.after[pk])
         row = Row(pk, instance, before=before, expected=expected)

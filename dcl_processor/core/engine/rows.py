@@ -26,7 +26,8 @@ class Row:
     ``instance``: the user's, to which nothing is added; ``attempt``: the number of this one, from
     1, if a ``retry`` counts it. ``refused``: its outcome if no handler may be called. ``before``:
     the marked columns before the claim; ``expected``: what recognises the row in its settlement.
-    ``is_leftover``: another worker had it under a lease, and did not settle it.
+    ``is_leftover``: another worker had it under a lease, and did not settle it. ``flip``: what is
+    written to it, once it was handled in its transaction.
     """
 
     pk: Any
@@ -36,6 +37,7 @@ class Row:
     before: Values = field(default_factory=dict)
     expected: Values = field(default_factory=dict)
     is_leftover: bool = False
+    flip: Values = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

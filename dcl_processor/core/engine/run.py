@@ -20,7 +20,7 @@ from dcl_processor.core.engine.failing import isolate
 from dcl_processor.core.engine.marked import put_back_unstarted, settle_call, settle_next
 from dcl_processor.core.engine.poison import Notes
 from dcl_processor.core.engine.settle import write_settled
-from dcl_processor.core.engine.slots import Slot
+from dcl_processor.core.engine.slots import Slots
 from dcl_processor.core.engine.source import Source
 from dcl_processor.core.options import model_columns, validation
 from dcl_processor.core.options.options import Definition
@@ -77,7 +77,10 @@ class Run(Context):
         return report
 
     def _report(self) -> Report:
-        return self.counters.report(self.stopped or "drained", self.executor.failure)
+        error = self.executor.failure
+        if error is None and self.heartbeat is not None:
+            error = self.heartbeat.failure
+        return self.counters.report(self.stopped or "drained", error)
 
     # --- before the first row
 
@@ -95,10 +98,11 @@ class Run(Context):
         connection.ensure_connection()
         kind = messages.Messages if messages.suits(connection, question) else Session
         self.session = kind(question.using, processor.name)
-        if processor.max_in_flight is not None:
-            self.slot = Slot(question.using, processor.name, processor.max_in_flight)
         self.notes = Notes(processor.name) if processor.is_transactional else None
         self.executor = self._executor()
+        if processor.max_in_flight is not None:
+            wanted = 1 if self.is_transactional else self.capacity
+            self.slots = Slots(question.using, processor.name, processor.max_in_flight, wanted)
         is_alone = self.concurrency == 1 and not processor._is_async
         query = question.queryset.query
         self.source = Source(
@@ -194,9 +198,6 @@ class Run(Context):
         self.is_closing = True
         try:
             self.session.rollback()
-            connection = self.session.connection
-            if connection.in_atomic_block and not isolation.in_test_case(connection):
-                isolation.roll_back(connection)  # an interrupt came in a handler's own block
             if self.calls:
                 put_back_unstarted(self)
         finally:
@@ -208,8 +209,8 @@ class Run(Context):
             finally:
                 if self.heartbeat is not None:
                     self.heartbeat.close()
-                if self.slot is not None:
-                    self.slot.release()
+                if self.slots is not None:
+                    self.slots.release()
                 self.resource.close()
                 if self.notes is not None:
                     self.notes.close()

@@ -219,14 +219,9 @@ def _decided(
         return outcome, row.before  # as it was read under its lock
     if not isinstance(outcome, Handled):
         return _values_of_failure(run, batch, row, outcome)
-    if row.instance.pk != row.pk:
-        bookkeeping.refuse_moved(run.processor, row, batch.question.table)
     if mark.is_flip:
         return outcome, {}  # flipped before the work
-    flip = run.fixed_flip
-    if flip is None:
-        flip = bookkeeping.flip(run.processor, row.instance, outcome.result)
-    return outcome, {**mark.removed, **flip}
+    return outcome, {**mark.removed, **run.flip_of(row, outcome)}
 
 
 def _values_of_failure(

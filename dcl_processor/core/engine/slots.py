@@ -1,7 +1,7 @@
-"""The slots of a processor with ``max_in_flight``: a worker is at work only while it holds one.
+"""The places of a processor with ``max_in_flight``: a row is in flight only in one of them.
 
-A slot is an advisory lock of an open transaction of a session of its own. The server releases it
-when that session ends, so that a worker that dies frees its slot with no timer.
+A place is an advisory lock of an open transaction of a session of its own. The server releases it
+when that session ends, so that a worker that dies frees its places with no timer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dcl_processor.core.report.exceptions import Unsupported
 from dcl_processor.core.sql.errors import has_news
 
 
-class Slot:
-    """One of the slots of a processor."""
+class Slots:
+    """The places that a run holds; ``wanted``: how many it can use."""
 
-    def __init__(self, using: str, label: str, number: int) -> None:
-        self._label, self._number = label, number
+    def __init__(self, using: str, label: str, number: int, wanted: int) -> None:
+        self._label, self._number, self._wanted = label, number, wanted
         self._connection: Any = connections[using].copy()
-        self._is_taken = False
+        self.held = 0
         if self._connection.vendor != "postgresql":
             raise Unsupported(
                 f"{label}: expected max_in_flight on PostgreSQL, where a lock ends with its "
@@ -30,29 +30,30 @@ class Slot:
             )
 
     def take(self) -> bool:
-        """Take a free slot, unless this worker has one; return whether it has one."""
-        if self._is_taken:
+        """Take free places, unless this run has some; return whether it has one."""
+        if self.held:
             return True
+        # Race: worker over the cap. The lock is taken, or not, in one statement.
         numbers = ",".join(str(_number(self._label, at)) for at in range(self._number))
         with self._connection.cursor() as cursor:
             cursor.execute("BEGIN")
-            # A scan of a function's rows calls the lock function row by row, and ends at the first.
+            # A scan of a function's rows calls the lock function row by row, until it has enough.
             cursor.execute(
                 f"SELECT number FROM unnest('{{{numbers}}}'::bigint[]) number "  # noqa: S608
-                "WHERE pg_try_advisory_xact_lock(number) LIMIT 1"
+                f"WHERE pg_try_advisory_xact_lock(number) LIMIT {self._wanted:d}"
             )
-            self._is_taken = cursor.fetchone() is not None
-            if not self._is_taken:
+            self.held = len(cursor.fetchall())
+            if not self.held:
                 cursor.execute("ROLLBACK")
-        return self._is_taken
+        return self.held > 0
 
-    def is_lost(self) -> bool:
-        """Return whether the session that had the slot has ended; then no row may start."""
-        return self._is_taken and has_news(self._connection.connection)
+    def are_lost(self) -> bool:
+        """Return whether the session that had them has ended; then no row may start."""
+        return self.held > 0 and has_news(self._connection.connection)
 
     def release(self) -> None:
-        """Free the slot, and end its session."""
-        self._is_taken = False
+        """Free the places, and end their session."""
+        self.held = 0
         with suppress(Error):
             self._connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -39,12 +40,15 @@ class Host(Protocol):
 
     def ask(self, *, keyed: bool = True) -> Question[Any]:
         """Return the question for the next window; ``keyed``: only rows whose key is free."""
+        ...
 
     def must_stop(self) -> bool:
         """Return whether no further row may start."""
+        ...
 
     def begin_window(self, question: Question[Any], seen: int) -> None:
         """Take note of a window; may raise."""
+        ...
 
 
 class _Step(Enum):
@@ -83,6 +87,12 @@ class Source:
         self._got = self._missed = self._since_miss = 0
         self._is_stale = self._is_returning = False
         self._phases = self._plan()
+
+    @property
+    def table(self) -> Any:
+        """All rows of the model."""
+        assert self._question is not None
+        return self._question.table
 
     # --- what the run takes
 
@@ -200,6 +210,7 @@ class Source:
         if counters.is_to_move:
             # Or rows at the head that always fail would keep the others out.
             counters.is_to_move, counters.has_moved, self._is_stale = False, True, self._spreads
+            self._waiting.rotate(-secrets.randbelow(1 + len(self._waiting)))
 
     def finish(self) -> None:
         """Count the rows that others still have locked."""

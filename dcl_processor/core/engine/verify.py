@@ -32,6 +32,7 @@ class Trials(Protocol):
 
     def leaves(self, question: Any, pk: Any, writes: Sequence[Values]) -> bool:
         """Write to a row, ask whether it has left ``pending``, and roll back."""
+        ...
 
 
 def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
@@ -47,7 +48,8 @@ def verify(processor: Definition[Any], session: Trials, question: Question[Any],
     mark, removed = _mark(processor)
     for option, values in _flips(processor, row):
         writes = [mark] if option == "claim" else [mark, {**removed, **values}]
-        leaves = _leaves(session, question, row, writes, option)
+        is_of_row = option == "done" and not processor._has_fixed_flip
+        leaves = _leaves(session, question, row, writes, "" if is_of_row else option)
         if option == "claim" and processor.lease is not None:
             if leaves:
                 raise InvalidDone(_not_kept(processor, row.pk))
@@ -89,14 +91,17 @@ def _leaves(
 ) -> bool | None:
     """Return whether the values take the row out of ``pending``; ``None``: it was refused.
 
-    That ends the run if no handler can change it. Otherwise the row's own flip decides.
+    That ends the run if no handler can change it. Otherwise the row's own flip decides. ``option``:
+    has these values as constants; empty: they are of this row.
     """
     try:
         return run.leaves(question, row.pk, [resolve(values) for values in writes if values])
     except bookkeeping.UNWRITABLE as error:
+        if not option:
+            return None
         raise bookkeeping.invalid_done(run.label, error) from error
     except Error as error:
-        if is_refusal(error):
+        if is_refusal(error) and option:
             raise InvalidDone(
                 f"{run.label}: expected {option} to be written, got a refusal by the database, so "
                 f"no handler was called: {described(error)}"

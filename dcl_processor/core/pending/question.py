@@ -85,9 +85,11 @@ class GroupRules(Protocol):
 
     def narrowed(self, queryset: Any, unfiltered: Any) -> Any:
         """Narrow a question to rows whose key is free."""
+        ...
 
     def lock_sql(self, key: str) -> str:
         """Return the condition that locks a key."""
+        ...
 
 
 def these(pks: Collection[Any], column: str = "pk") -> Q:

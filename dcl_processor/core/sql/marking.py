@@ -46,9 +46,10 @@ class _Stored(Expression):
 class Marking:
     """Lock rows, check them, write a mark and return them, in one statement.
 
-    ``bare``: the rows are locked and checked already. ``asks``: the statement fails if a row is
-    still pending with its mark. Each answer has the columns that the question selects, followed by
-    the row's key, the old values of the marked columns, and their new values.
+    ``bare``: the rows are locked and checked already. ``hides``: the mark takes a row out of
+    ``pending``, and not only out of what is due. The statement fails if it does not. Each answer
+    has the columns that the question selects, followed by the row's key, the old values of the
+    marked columns, and their new values.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class Marking:
         wanted: Wanted,
         mark: Values,
         *,
-        asks: bool,
+        hides: bool,
         bare: bool = False,
     ) -> None:
         self._names = [*mark]
         many = len(wanted.pks) > 1
-        name = "mark", bare, asks, choice_of(wanted), many, shape(mark)
+        name = "mark", bare, hides, choice_of(wanted), many, shape(mark)
         if name not in question.cache:
-            compiled = self._compiled(question, wanted, mark, asks=asks, bare=bare, many=many)
+            compiled = self._compiled(question, wanted, mark, hides=hides, bare=bare, many=many)
             question.cache[name] = compiled
         self.rows, self._columns, keys, number, assigned, template, _ = question.cache[name]
         connection = connections[question.using]
@@ -79,7 +80,7 @@ class Marking:
         wanted: Wanted,
         mark: Values,
         *,
-        asks: bool,
+        hides: bool,
         bare: bool,
         many: bool,
     ) -> tuple[Any, ...]:
@@ -94,7 +95,11 @@ class Marking:
         first = first_of(asked, wanted, keys.order).annotate(**before).values_list("pk", *before)
         locking, locking_params = first.query.get_compiler(question.using).as_sql()
         update, update_params = update_sql(question.table, assigned.columns)
-        still, still_params = still_pending(question, asks=asks)
+        still, still_params = "NULL", list[Any]()
+        if question.asks_own_row if hides else question.own_table:
+            # Race: double claim. A mark that is not kept would let another worker take the row.
+            asked_after = question.unfiltered if hides else question.queryset
+            still, still_params = still_pending(question, asked_after)
         quote = compiler.connection.ops.quote_name
         own, key = quote(meta.db_table), own_key(question)
         columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]

@@ -16,7 +16,7 @@ from django.db.transaction import Atomic
 
 from dcl_processor.core.pending import steady as time
 from dcl_processor.core.pending.question import Question
-from dcl_processor.core.report.exceptions import SessionLost, TransactionLost
+from dcl_processor.core.report.exceptions import SessionLost, StillPending, TransactionLost
 from dcl_processor.core.report.values import Values, resolve
 from dcl_processor.core.sql import isolation
 from dcl_processor.core.sql.compiled import LISTED, CannotCompile, Statement, update_sql
@@ -42,6 +42,7 @@ from dcl_processor.core.sql.steps import (
     Wanted,
     Write,
     left_pending,
+    not_marked,
     not_written,
     several_written,
 )
@@ -199,6 +200,7 @@ class Messages(Session):
             raise TransactionLost from SessionLost()
         if driver.pgconn.transaction_status == _IDLE:
             raise TransactionLost
+        self._listen()
 
     def leaves(self, question: Question[Any], pk: Any, writes: Sequence[Values]) -> bool:
         """Do so by one message."""
@@ -234,10 +236,8 @@ class Messages(Session):
         """Return statements that write these rows, and fail unless all that exist are written."""
         some = [Write(resolve(w.values), w.pks, w.asks) for w in writes if w.values]
         statements = [writing(question, each, xid) for each in some] or [fence(xid)]
-        for each in writes:
-            if each.asks and not (each.values and question.asks_own_row):
-                statements += still_asked(question, each.pks)
-        return statements
+        asking = [w for w in writes if w.asks and not (w.values and question.asks_own_row)]
+        return [*statements, *(still_asked(question, each.pks) for each in asking)]
 
     def rollback(self) -> None:
         connection = self.connection
@@ -273,13 +273,13 @@ class Messages(Session):
     # --- a mark that is committed before the work
 
     def claim_and_mark(
-        self, question: Question[Any], wanted: Wanted, mark: Values, *, asks: bool
+        self, question: Question[Any], wanted: Wanted, mark: Values, *, hides: bool
     ) -> Claimed:
-        if not question.own_table or (asks and not question.asks_own_row):
-            return super().claim_and_mark(question, wanted, mark, asks=asks)
+        if not question.own_table or (hides and not question.asks_own_row):
+            return super().claim_and_mark(question, wanted, mark, hides=hides)
         self.connection.ensure_connection()
-        marking = Marking(question, wanted, mark, asks=asks)
-        [answer] = self._send_checked([marking.statement], wanted.pks)
+        marking = Marking(question, wanted, mark, hides=hides)
+        [answer] = self._send_mark([marking.statement], wanted.pks, mark)
         before, after = marking.marks(answer)
         try:
             rows = by_key(question, marking.rows.build(answer), wanted.pks)
@@ -290,25 +290,35 @@ class Messages(Session):
             raise
         return Claimed(rows, visited(wanted, rows), before=before, after=after)
 
-    def _mark(self, question: Question[Any], claimed: Claimed, mark: Values, *, asks: bool) -> None:
+    def _mark(
+        self, question: Question[Any], claimed: Claimed, mark: Values, *, hides: bool
+    ) -> None:
         if not claimed.rows:
             self.rollback()
             return
         pks = [*claimed.rows]
-        marking = Marking(question, Wanted(pks, len(pks)), mark, asks=asks, bare=True)
-        asked = still_asked(question, pks) if asks and not question.asks_own_row else []
-        answers = self._send_checked([marking.statement, *asked, COMMIT], pks)
+        marking = Marking(question, Wanted(pks, len(pks)), mark, hides=hides, bare=True)
+        asked = still_asked(question, pks, due=not hides)
+        answers = self._send_mark([marking.statement, asked, COMMIT], pks, mark)
         self._leave()
         claimed.before, claimed.after = marking.marks(answers[0])
         for pk, row in claimed.rows.items():
             show(row, claimed.after[pk])
+
+    def _send_mark(
+        self, statements: Sequence[Statement], pks: Sequence[Any], mark: Values
+    ) -> list[Any]:
+        try:
+            return self._send_checked(statements, pks)
+        except StillPending as error:
+            raise not_marked(self.label, error.pk, [*mark]) from error
 
     def settle(self, question: Question[Any], write: Write) -> Collection[Any]:
         self.connection.ensure_connection()
         write = Write(resolve(write.values), write.pks, write.asks, write.expected)
         statements = [writing(question, write, None)]
         if write.asks and not question.asks_own_row:
-            statements = [BEGIN, *statements, *still_asked(question, write.pks), COMMIT]
+            statements = [BEGIN, *statements, still_asked(question, write.pks), COMMIT]
         try:
             answers = self._send_checked(statements, write.pks)
         except BaseException:

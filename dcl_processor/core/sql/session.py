@@ -20,12 +20,14 @@ from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import as_exception
 from dcl_processor.core.report.values import Values, resolve
 from dcl_processor.core.sql import isolation
+from dcl_processor.core.sql.errors import has_news
 from dcl_processor.core.sql.savepoint import RowSavepoint
 from dcl_processor.core.sql.steps import (
     Claimed,
     Wanted,
     Write,
     left_pending,
+    not_marked,
     not_written,
     several_written,
 )
@@ -101,9 +103,18 @@ class Session:
         connection = self.connection
         if connection.closed_in_transaction or connection.connection is None:
             raise TransactionLost from SessionLost()
+        self._listen()
         in_transaction = getattr(connection.connection, "in_transaction", True)
         if connection.vendor == "sqlite" and not in_transaction:
             raise TransactionLost
+
+    def _listen(self) -> None:
+        """Raise if the server has ended the session, of which it notifies the client."""
+        if has_news(self.connection.connection):
+            try:
+                self.execute("SELECT 1")
+            except Error as error:
+                raise TransactionLost from SessionLost().with_traceback(error.__traceback__)
 
     def commit(self, question: Question[Any], writes: Sequence[Write]) -> None:
         """Write the flips, and commit; nothing of the transaction is kept if that raises."""
@@ -161,31 +172,36 @@ class Session:
     # --- a mark that is committed before the work
 
     def claim_and_mark(
-        self, question: Question[Any], wanted: Wanted, mark: Values, *, asks: bool
+        self, question: Question[Any], wanted: Wanted, mark: Values, *, hides: bool
     ) -> Claimed:
         """Claim the rows, write the mark to those that are still pending, and commit.
 
-        ``asks``: the rows have to leave ``pending`` by it.
+        ``hides``: the rows have to leave ``pending`` by it, and not only what is due.
         """
         claimed = self.claim(question, wanted)
         try:
-            self._mark(question, claimed, mark, asks=asks)
+            self._mark(question, claimed, mark, hides=hides)
         except BaseException:
             self.rollback()
             raise
         return claimed
 
-    def _mark(self, question: Question[Any], claimed: Claimed, mark: Values, *, asks: bool) -> None:
-        writes, pks = list[Write](), [*claimed.rows]
+    def _mark(
+        self, question: Question[Any], claimed: Claimed, mark: Values, *, hides: bool
+    ) -> None:
+        pks = [*claimed.rows]
         if pks:
             table, names = question.table.filter(these(pks)), [*mark]
             claimed.before = _read(table, names)
             table.update(**mark)
             claimed.after = _read(table, names)
-            writes = [Write({}, pks, asks)]
+            # Race: double claim. A mark that is not kept would let another worker take the row.
+            asked = question.still_pending(pks) if hides else question.among(pks)
+            for pk in asked.values_list("pk", flat=True)[:1]:
+                raise not_marked(self.label, pk, names)
             for pk, row in claimed.rows.items():
                 show(row, claimed.after[pk])
-        self.commit(question, writes)
+        self.commit(question, [])
 
     def settle(self, question: Question[Any], write: Write) -> Collection[Any]:
         """Write to the rows that have their mark and that no other session has locked.

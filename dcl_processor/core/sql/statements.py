@@ -110,11 +110,12 @@ def fence(xid: str) -> Statement:
     )
 
 
-def still_asked(question: Question[Any], pks: Sequence[Any]) -> list[Statement]:
-    """Return the statement that fails if one of the rows is still pending."""
+def still_asked(question: Question[Any], pks: Sequence[Any], *, due: bool = False) -> Statement:
+    """Return the statement that fails if one of the rows is still pending; ``due``: and due."""
+    asked = question.queryset if due else question.unfiltered
 
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
-        return question.unfiltered.filter(condition).order_by().values_list("pk")
+        return asked.filter(condition).order_by().values_list("pk")
 
     def change(sql: str) -> str:
         return (
@@ -122,7 +123,7 @@ def still_asked(question: Question[Any], pks: Sequence[Any]) -> list[Statement]:
             f"AS integer) FROM ({sql}) AS dcl_rows (pk)"
         )
 
-    return [select(question, "still", pks, narrow, change=change)[0]]
+    return select(question, ("still", due), pks, narrow, change=change)[0]
 
 
 def own_key(question: Question[Any]) -> str:
@@ -131,15 +132,13 @@ def own_key(question: Question[Any]) -> str:
     return f"{quote(meta.db_table)}.{quote(str(meta.pk_fields[0].column))}"
 
 
-def still_pending(question: Question[Any], *, asks: bool) -> tuple[str, Sequence[Any]]:
-    """Return the SQL of a written row's key if it is still pending, as text, or else of NULL."""
-    if not asks or not question.asks_own_row:
-        return "NULL", []
+def still_pending(question: Question[Any], rows: QuerySet[Any, Any]) -> tuple[str, list[Any]]:
+    """Return the SQL of a written row's key if it is still among these, or else of NULL."""
     try:
-        sql, params = condition_sql(question.unfiltered)
+        sql, params = condition_sql(rows)
     except EmptyResultSet:
         return "NULL", []
-    return f"CASE WHEN {sql or 'TRUE'} THEN {own_key(question)}::text END", params
+    return f"CASE WHEN {sql} THEN {own_key(question)}::text END", [*params]
 
 
 def failing(still: str, locked: str) -> str:
@@ -233,7 +232,9 @@ def _write_sql(
     number: Any = 0,
 ) -> tuple[str, list[Any]]:
     update, params = update_sql(question.table, columns)
-    still, asked = still_pending(question, asks=write.asks)
+    still, asked = "NULL", list[Any]()
+    if write.asks and question.asks_own_row:
+        still, asked = still_pending(question, question.unfiltered)
     key = own_key(question)
     if isinstance(expected, Q):
         # Race: lost lease that writes. The lock waits for no other session, and no row is written

@@ -71,6 +71,15 @@ def several_written(label: str, pks: Sequence[Any]) -> ProcessorError:
     )
 
 
+def not_marked(label: str, pk: Any, names: Sequence[str]) -> ProcessorError:
+    """Return the error of a row that its claim leaves free for the next one."""
+    return ProcessorError(
+        f"{label}: expected the claim of row {pk} to keep other workers from it, got a row that is "
+        f"as free as before, so its handler was not called; look for a trigger that keeps the old "
+        f"value of {' or '.join(map(repr, names))}, or let pending test what claim changes."
+    )
+
+
 def left_pending(label: str, pk: Any) -> StillPending:
     """Return the error of a row that is still pending after it was handled."""
     error = StillPending(
