@@ -110,8 +110,9 @@ class Context:
         if failed == len(batch.ended):
             failed += self.counters.in_a_row
             refused += self.counters.refusals
-        # After the first refusal the next row is taken alone.
-        return not (self.limits.is_up() or refused or self.counters.is_too_many(failed))
+        # After the first refusal the next row is taken alone, and elsewhere.
+        ends = refused or self.counters.is_too_many(failed) or self.counters.looks_bad(failed)
+        return not (ends or self.limits.is_up())
 
     def flip_of(self, row: Row, outcome: Handled) -> Values:
         """Return the flip of a row that was handled; raises if it cannot be written."""

@@ -132,6 +132,8 @@ def commit(run: Context, batch: Batch) -> None:
     batch.is_committing = True
     try:
         session.commit(question, [*writes, *noted])
+    except bookkeeping.UNWRITABLE as error:
+        raise bookkeeping.invalid_done(run.processor.name, error) from error
     except StillPending as error:
         batch.to_blame = next((row for row in handled if row.pk == error.pk), None)
         raise

@@ -79,9 +79,8 @@ class Counters:
         self.in_a_row += 1
         # Every row may be refused: after the first the next is tried alone, and elsewhere.
         self.refusals += outcome.is_refused
-        has_doubt = self.refusals > 0 or self.in_a_row >= self._most / 2
-        if has_doubt and not (self.succeeded or self.has_moved):
-            self.is_to_move = True
+        if self.refusals or self.looks_bad(self.in_a_row):
+            self.is_to_move = not (self.succeeded or self.has_moved)
         self.fails_too_often = self.refusals > 1 or self.is_too_many(self.in_a_row)
         self.counts["to_retry"] += outcome.again_in is not None
         if len(self.failures) < MOST_FAILURES:
@@ -107,6 +106,10 @@ class Counters:
         if most is None and not self.succeeded:
             return MOST_FROM_THE_START
         return most or math.inf
+
+    def looks_bad(self, in_a_row: int) -> bool:
+        """Return whether so many failures at the head let the run go on elsewhere."""
+        return in_a_row >= self._most / 2 and not (self.succeeded or self.has_moved)
 
     def is_too_many(self, in_a_row: int) -> bool:
         """Return whether so many failures in a row end the run."""

@@ -35,13 +35,7 @@ class StillPending(ProcessorError, ImproperlyConfigured):
 
 
 class InsideTransaction(ProcessorError):
-    """A run was started inside ``transaction.atomic()``, where no row can be committed.
-
-    With ``handler_timeout``, also inside a transaction on another alias, which an interrupted
-    handler would lose. Also ``requeue()``, ``mark_done()`` and ``discard()`` inside a transaction
-    that is not at READ COMMITTED, and would not see what workers committed; on PostgreSQL only if
-    ``pending`` asks other tables.
-    """
+    """A run was started inside ``transaction.atomic()``, where no row can be committed."""
 
 
 class OutsideTransaction(ProcessorError):

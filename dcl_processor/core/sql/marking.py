@@ -43,6 +43,14 @@ class _Stored(Expression):
         return f"{quote(compiler.query.base_table)}.{quote(self._column)}", []
 
 
+def _still_free(question: Question[Any], *, hides: bool) -> tuple[str, list[Any]]:
+    """Return the SQL of a marked row's key if another claim could take it, or else of NULL."""
+    # Race: double claim. A mark that is not kept would let another worker take the row.
+    if question.asks_own_row if hides else question.own_table:
+        return still_pending(question, question.unfiltered if hides else question.queryset)
+    return "NULL", []
+
+
 class Marking:
     """Lock rows, check them, write a mark and return them, in one statement.
 
@@ -95,11 +103,7 @@ class Marking:
         first = first_of(asked, wanted, keys.order).annotate(**before).values_list("pk", *before)
         locking, locking_params = first.query.get_compiler(question.using).as_sql()
         update, update_params = update_sql(question.table, assigned.columns)
-        still, still_params = "NULL", list[Any]()
-        if question.asks_own_row if hides else question.own_table:
-            # Race: double claim. A mark that is not kept would let another worker take the row.
-            asked_after = question.unfiltered if hides else question.queryset
-            still, still_params = still_pending(question, asked_after)
+        still, still_params = _still_free(question, hides=hides)
         quote = compiler.connection.ops.quote_name
         own, key = quote(meta.db_table), own_key(question)
         columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]
@@ -110,8 +114,7 @@ class Marking:
         sql = (
             f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{lock}) "
             f"{update} FROM dcl_taken WHERE {key} = dcl_taken.taken "
-            f"RETURNING {', '.join(returned)}, "
-            f"{failing(still, 'dcl_taken')}"
+            f"RETURNING {', '.join(returned)}, {failing(still, 'dcl_taken')}"
         )
         params = [*locking_params, *update_params, *rows.selected_params, *still_params, number]
         template = Template(sql, params, [keys.placeholder, *assigned.placeholders])
