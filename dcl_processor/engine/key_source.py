@@ -7,6 +7,7 @@ row, because that worker continues with the key. Rows without a key come last, a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,6 @@ from .turns import MOST_KEPT, Share, Turn, Turns
 
 if TYPE_CHECKING:
     from .run import Run
-
-#: Keys in line below which the next window of keys is read, so that no key has to be drained first.
-FEW_KEYS = reads.KEYS // 2
 
 #: Keys whose next rows are read at once; what the last batch has left to send goes before a read.
 READY = 4
@@ -62,9 +60,10 @@ class KeySource(Source):
     # --- what the lanes take
 
     def take(self, room: int) -> Batch | None:
-        if not self._is_keyed:
-            return super().take(room)
         with self._lock:
+            # Another lane may have gone on from the keys to the rows without one.
+            if not self._is_keyed:
+                return super().take(room)
             if not self.has_candidates or room <= 0 or self._run.must_stop():
                 return None
             sizes, overseer = self._sizes(room), self._run.overseer
@@ -299,6 +298,9 @@ class KeySource(Source):
                 self._turns.hold(turn)
                 continue
             turn.is_last, self.question = True, self._run.ask()
+            if not self._groups.in_order:
+                turn.alone.extend(turn.suspects)
+                turn.left = None
             self._turns.join(turn)
             yield from self._visits(iter(()))
         self._is_keyed = False
@@ -308,10 +310,8 @@ class KeySource(Source):
         """Let the keys take turns until none is left that can be visited."""
         turns = self._turns
         while not self._run.must_stop():
-            if len(turns.line) < FEW_KEYS:
-                self._read_keys(windows)
-            while turns.line and len(turns.ready) < self._ready:
-                self._prepare(turns.line.popleft())
+            while len(turns.ready) < self._ready and (turn := self._next_turn(windows)):
+                self._prepare(turn)
             if turns.ready:
                 yield Step.GO_ON
             elif self._in_flight:
@@ -319,9 +319,19 @@ class KeySource(Source):
             else:
                 break
 
+    def _next_turn(self, windows: Iterator[tuple[Question[Any], list[Key]]]) -> Turn | None:
+        """Return the next key in line; ``None``: none is left, in the line or behind it."""
+        line = self._turns.line
+        # A second turn of a key comes after the first one of all others, as far as these fit in.
+        while not line or (line[0].left is not None and len(line) < MOST_KEPT):
+            if self._run.must_stop() or not self._read_keys(windows):
+                break
+        return line.popleft() if line else None
+
     def _read_keys(
         self, windows: Iterator[tuple[Question[Any], list[Key]]], *, is_first: bool = False
-    ) -> None:
+    ) -> bool:
+        """Put the next keys at the head of the line; return whether there were any."""
         for self.question, keys in windows:
             if is_first:
                 self._run.refuse_backlog(self.question)
@@ -330,9 +340,9 @@ class KeySource(Source):
                     # Race: endless run. A key whose rows all arrived during this run is left to the
                     # next one: another worker may have called the handler for the key already.
                     self._turns.highest = scan.highest(self.question)
-            for key in keys:
-                self._turns.join(Turn(key))
-            return
+            self._turns.line.extendleft(Turn(key, is_in_line=True) for key in reversed(keys))
+            return True
+        return False
 
     def _prepare(self, turn: Turn) -> None:
         """Read the next rows of a key that was in line; one without is over, busy or held."""
@@ -345,16 +355,22 @@ class KeySource(Source):
 
     def _has_rows(self, turn: Turn) -> bool:
         """Return whether the key has rows to try."""
-        if not self._turns.has_rows(self.question, turn):
-            return False
-        found = [] if turn.is_last else self._notes.among(turn.waiting)
-        if found:
-            # Race: poison row. The rows behind one that killed a process wait with it.
+        while self._turns.has_rows(self.question, turn):
+            found = [] if turn.is_last else self._notes.among(turn.waiting)
+            if not found:
+                return True
+            # Race: poison row. One that killed a process waits until all others were tried.
+            if not turn.suspects:
+                self._last_turns.append(turn)
             turn.suspects.update(found)
-            self._last_turns.append(turn)
-            # Read again then; a key with rows in line would come back at once.
-            turn.waiting.clear()
-        return not found
+            if self._groups.in_order:
+                # The rows behind it wait with it. Read again then; a key with rows in line would
+                # come back at once.
+                turn.waiting.clear()
+                return False
+            turn.tried.update(found)
+            turn.waiting = deque(pk for pk in turn.waiting if pk not in turn.suspects)
+        return False
 
     # --- the end
 

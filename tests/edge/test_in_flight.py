@@ -168,6 +168,46 @@ def test_suspects_of_several_keys_come_after_the_other_keys(folder: Path) -> Non
     assert calls == [*rows[6:], *rows[:2], *rows[4:6], *rows[2:4]]
 
 
+@pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there")
+def test_a_suspect_holds_no_other_row_of_its_key(folder: Path) -> None:
+    rows = parcels(*[""] * 8)
+    calls: list[int] = []
+    processor = deliver(lambda row: calls.append(row.pk), group_by="priority", batch_size=3)
+    left_by_the_dead(rows[0], rows[1], processor=processor)
+    left_by_the_dead(rows[4], number=2, processor=processor)
+    assert_run(processor(timeout=PATIENCE), processed=8)
+    assert calls[:5] == [rows[place] for place in (2, 3, 5, 6, 7)]
+    assert sorted(calls[5:]) == [rows[0], rows[1], rows[4]]
+    assert (unsent(), list(folder.iterdir())) == ([], [])
+
+
+@pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there")
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_suspect_that_died_beside_the_run_is_all_that_is_left_unless_in_order(
+    folder: Path, in_order: bool
+) -> None:
+    """Of a worker that has nothing else to do: another one was killed while it was at work."""
+    rows = parcels(*[""] * 250)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+
+    processor = deliver(handle, group_by="priority", in_order=in_order)
+    note = left_by_the_dead(rows[0], processor=processor)
+    # As if its process had died after the run began.
+    later = note.stat().st_mtime + 2_000_000_000
+    os.utime(note, (later, later))
+    report = processor(timeout=PATIENCE)
+    assert unsent() == (rows if in_order else rows[:1])
+    assert calls == ([] if in_order else rows[1:])
+    assert_run(report, processed=len(calls), held=250 if in_order else 0)
+    assert len(list(folder.iterdir())) == 1
+    os.utime(next(folder.iterdir()), (0, 0))
+    assert_run(processor(timeout=PATIENCE), processed=250 if in_order else 1)
+    assert (sorted(calls), unsent()) == (rows, [])
+
+
 def test_suspects_are_left_out_of_the_windows_that_follow(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,124 @@
+"""More keys than a run reads at once: each gets its turn, and none is left when the run ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dcl_processor import Delivery, Lease
+from tests.contract.support import errands as the
+from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, rows_of
+from tests.contract.support.parcels import processor
+from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import uncommitted
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+#: More keys than are read at once.
+MANY = 260
+#: Keys that are read first, and that cannot be handled.
+BLOCKED = 220
+
+each = pytest.mark.parametrize("delivery", MAKERS)
+each_mode = pytest.mark.parametrize(
+    "mode", [{}, {"in_order": True}, {"max_per_group": 2}], ids=["one", "in order", "two"]
+)
+
+
+def all_done() -> bool:
+    return not Errand.objects.exclude(done=True, leased_until=None).exists()
+
+
+@each
+@each_mode
+def test_a_run_ends_when_no_key_has_a_row_left(delivery: str, mode: dict[str, Any]) -> None:
+    rows_of(*range(MANY))
+    calls: Counter[int] = Counter()
+    report = grouped(delivery, lambda row: calls.update([row.pk]), **mode)()
+    assert_run(report, processed=MANY)
+    assert {*calls.values()} == {1}
+    assert all_done()
+
+
+@pytest.mark.parametrize("delivery", SHORT_CLAIMS)
+def test_a_run_with_several_handlers_at_once_ends_when_no_key_has_a_row_left(delivery: str) -> None:
+    rows_of(*range(MANY))
+    calls: Counter[int] = Counter()
+
+    async def handle(row: Errand) -> None:
+        calls.update([row.pk])
+
+    assert_run(grouped(delivery, handle)(concurrency=20), processed=MANY)
+    assert {*calls.values()} == {1}
+    assert all_done()
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+@each
+def test_keys_behind_many_whose_rows_wait_are_handled(delivery: str, make: Any) -> None:
+    later = timezone.now() + timedelta(hours=1)
+    rows_of(*range(BLOCKED), next_attempt_at=later)
+    # In order they are read, because the row behind the one that waits may be tried as such.
+    Errand.objects.bulk_create([Errand(place=place) for place in range(BLOCKED)])
+    Errand.objects.bulk_create([Errand(place=place) for place in range(BLOCKED, MANY)])
+    options = {"reset": {"claimed": False}} if delivery == "at_most_once" else {}
+    run = make(delivery, the.ignore, retry=the.retry(), **options)
+    held = BLOCKED if make is in_order else 0
+    assert_run(run(wait_for_locked=0), processed=MANY - held, held=held)
+    done = Errand.objects.filter(done=True)
+    assert done.filter(place__gte=BLOCKED).count() == MANY - BLOCKED
+    assert done.filter(place__lt=BLOCKED).count() == BLOCKED - held
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+@each
+def test_keys_behind_many_whose_rows_fail_are_handled(delivery: str, make: Any) -> None:
+    rows_of(*range(MANY))
+
+    def fail(row: Errand) -> None:
+        if row.place < BLOCKED:
+            raise ValueError
+
+    run = make(delivery, fail, max_consecutive_failures=0)
+    assert_run(run(), processed=MANY - BLOCKED, failed=BLOCKED)
+    done = Errand.objects.filter(done=True)
+    assert done.count() == done.filter(place__gte=BLOCKED).count() == MANY - BLOCKED
+
+
+if HAS_ROW_LOCKS:
+
+    @each
+    def test_keys_behind_many_whose_rows_are_locked_are_handled(delivery: str) -> None:
+        rows_of(*range(MANY))
+        behind = Errand.objects.filter(place__lt=BLOCKED)
+        with uncommitted(lambda: behind.update(result="another session's")):
+            report = grouped(delivery, the.ignore)(wait_for_locked=0)
+        assert_run(report, processed=MANY - BLOCKED, skipped=BLOCKED)
+        done = Errand.objects.filter(done=True)
+        assert done.count() == done.filter(place__gte=BLOCKED).count() == MANY - BLOCKED
+
+    def test_several_threads_take_rows_whose_key_is_null() -> None:
+        """The first one reads them while the others ask for rows of a key; so in most runs."""
+        marks = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+        run = processor(the.ignore, group_by="weight", **marks)
+        for _ in range(20):
+            Parcel.objects.all().delete()
+            Parcel.objects.bulk_create([Parcel() for _ in range(3)])
+            assert_run(run(concurrency=2), processed=3)
+            assert Parcel.objects.filter(sent=True, leased_until=None).count() == 3
+
+
+@each
+def test_each_key_has_its_turn_before_a_key_has_two(delivery: str) -> None:
+    """So the last keys get theirs, too, however short the time of each run is."""
+    rows_of(*[place for place in range(MANY) for _ in range(2)])
+    report = grouped(delivery, the.ignore)(limit=MANY)
+    assert_run(report, processed=MANY, stopped="limit")
+    handled = Errand.objects.filter(done=True).values_list("place", flat=True)
+    assert sorted(handled) == [*range(MANY)]
