@@ -39,7 +39,6 @@ class Options(TypedDict, total=False):
     group_by: str | None
     in_order: bool
     max_per_group: int | None
-    lock_related: bool
     pending_since: str | Combinable | None
     retry: Retry | None
     max_consecutive_failures: int | None

@@ -93,8 +93,6 @@ class BatchProcessor(Definition[M]):
     - ``in_order``: with ``group_by``; the rows of a key are handled one after another in the
       queryset's order; a row that fails, waits or is in doubt blocks those behind it.
     - ``max_per_group``: with ``group_by``; rows of one key in flight at once, over all workers.
-    - ``lock_related``: with ``group_by``, a foreign key, and a delivery that commits before the
-      work; the lock of a key is the row lock of the related row, which other code may take, too.
     - ``pending_since``: since when a row has been pending: a ``DateTimeField``, or an expression;
       the command computes ages from it.
     - ``using``: the database alias that is locked and written; default: the router's.
@@ -217,9 +215,9 @@ class BatchProcessor(Definition[M]):
         overrides the option.
 
         Raises ``OutsideTransaction`` outside ``atomic()``; ``InvalidOption`` without ``group_by``
-        and for a key that its column cannot have, or, with ``lock_related``, that no row has; and
-        ``Unsupported`` on MariaDB and MySQL without ``lock_related``, and in a handler of the
-        processor itself if it is ``TRANSACTIONAL`` and has a ``max_per_group`` above 1.
+        and for a key that its column cannot have; and ``Unsupported`` on MariaDB and MySQL, and in a
+        handler of the processor itself if it is ``TRANSACTIONAL`` and has a ``max_per_group``
+        above 1.
         """
         limits.check_alias("using", using)
         refuse_key_with_others(self)

@@ -100,13 +100,6 @@ class RoadTrain(Truck):
     length = models.IntegerField(default=0)
 
 
-class Ride(LeaseColumn):
-    """Its relations refer to rows that have parts in several tables."""
-
-    truck = models.ForeignKey(Truck, models.CASCADE, null=True)
-    trailer = models.ForeignKey(Trailer, models.CASCADE, null=True)
-    train = models.ForeignKey(RoadTrain, models.CASCADE, null=True, related_name="+")
-    sent = models.BooleanField(default=False)
 
 
 class VisibleManager(models.Manager["Crate"]):

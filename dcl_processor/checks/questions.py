@@ -172,7 +172,7 @@ def check_groups(processor: BatchProcessor[Any], question: Question[Any]) -> Ite
     """Yield what keeps the processor's keys from working, or may stop one of them for good."""
     if processor.group_by is None:
         return
-    name, related = processor.name, processor.lock_related
+    name = processor.name
     yield from refusals(
         processor,
         partial(groups_of, processor, question.model),
@@ -181,8 +181,8 @@ def check_groups(processor: BatchProcessor[Any], question: Question[Any]) -> Ite
     )
     yield from refusals(
         processor,
-        partial(refuse_database, question, name, related=related),
-        "Set lock_related where the key is a foreign key, or leave group_by out.",
+        partial(refuse_database, question, name),
+        "Leave group_by out and run one worker, or use PostgreSQL.",
         "dcl_processor.E016",
     )
     if not processor.in_order:

@@ -72,7 +72,6 @@ class Definition(Generic[M]):
     group_by: str | None = None
     in_order: bool = False
     max_per_group: int | None = None
-    lock_related: bool = False
     pending_since: str | Combinable | None = None
     using: str | None = None
 

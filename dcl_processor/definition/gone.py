@@ -9,9 +9,10 @@ from dcl_processor.exceptions import InvalidOption
 #: Options and hooks that a processor does not have, as keywords and in classes.
 OF_A_PROCESSOR: dict[str, str] = {
     "breaker": "leave it out: rows back off by retry, and a run ends when everything fails",
+    "lock_related": "leave it out: a key is locked by an advisory lock, which lock_key() takes as well",
     "repeats": "let pending compare a time column with Now(), and done move that time",
-    "throttle": "set a rate, or wait in the handler",
     "taken_over": "add a Retry, and look at row.attempts > 1 in the handler",
+    "throttle": "set a rate, or wait in the handler",
 }
 
 #: Parameters that ``Retry`` does not have.

@@ -38,8 +38,7 @@ class Groups:
     batch, which are handled one after another. ``whole``: all rows of a key are one batch.
     ``in_flight``: recognises a row that was claimed and not settled; ``None``: only the key's
     lock does. ``lease``: how long such a row is in flight; ``None``: until it is settled.
-    ``unmarked``: the values that remove the mark of a dead worker from a row. ``lock_related``:
-    the lock of a key is that of the related row.
+    ``unmarked``: the values that remove the mark of a dead worker from a row.
     """
 
     model: type[Model]
@@ -50,7 +49,6 @@ class Groups:
     in_flight: Q | None
     lease: Lease | None
     unmarked: Values
-    lock_related: bool = False
 
     @property
     def field(self) -> Any:
@@ -91,7 +89,6 @@ def groups_of(processor: Definition[Any], model: type[Model]) -> Groups:
         in_flight=_in_flight(processor),
         lease=processor.lease,
         unmarked=_unmarked(processor),
-        lock_related=processor.lock_related,
     )
 
 
@@ -133,12 +130,6 @@ def _key_column(processor: Definition[Any], model: type[Model]) -> Any:
             f"{named} a column of whole numbers, UUIDs, dates, booleans or texts without a "
             f"collation of their own, where equal keys have one spelling, got {kind}; name another "
             "column."
-        )
-    if processor.lock_related and not getattr(column, "db_constraint", False):
-        kind = f"a {type(column).__name__}" + " with db_constraint=False" * column.is_relation
-        raise InvalidOption(
-            f"{named} a foreign key with lock_related, so that each key has a row to be locked, "
-            f"got {kind}; leave lock_related out, or name another column."
         )
     return column
 

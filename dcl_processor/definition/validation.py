@@ -58,7 +58,6 @@ _REQUIRED: dict[str, _Check] = {
     "concurrency": _number_of("handlers", least=1),
     "strict_order": _a(bool, "True or False"),
     "in_order": _a(bool, "True or False"),
-    "lock_related": _a(bool, "True or False"),
 }
 
 #: The same for the options that may be ``None``.
@@ -230,7 +229,7 @@ def _refuse_without_claim(processor: Definition[Any], option: str, got: str) -> 
 def _check_groups(processor: Definition[Any]) -> None:
     """Refuse options of groups that cannot work together."""
     if processor.group_by is None:
-        for option in ("in_order", "max_per_group", "lock_related"):
+        for option in ("in_order", "max_per_group"):
             if getattr(processor, option):
                 raise InvalidOption(
                     f"{processor._label}: expected {option} together with group_by=…, got "
@@ -262,12 +261,6 @@ def _contradictions(processor: Definition[Any]) -> Iterator[str]:
         yield (
             f"max_per_group=1 or None with process_batch(), which gets the rows of a key together, "
             f"got {most}; leave max_per_group out"
-        )
-    if processor.lock_related and rules_of(processor).in_transaction:
-        yield (
-            "AT_MOST_ONCE or AT_LEAST_ONCE with lock_related, whose claims are short, got "
-            f"{str(processor.delivery).upper()}, in which every session that writes the related "
-            "row would wait for the handler; choose another delivery, or leave lock_related out"
         )
     if processor.in_order:
         yield from _contradictions_in_order(processor, most)

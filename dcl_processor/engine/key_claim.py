@@ -6,9 +6,8 @@ snapshot of the locking statement is older than the lock. TRANSACTIONAL holds th
 is settled. In the other deliveries it ends with the claim, and then the mark in the row shows that
 the key has a row in flight.
 
-With ``lock_related`` the lock is the row lock of the related row instead. Otherwise its number is a
-hash of the key. Two keys with the same number share one lock, so each is busy while the other
-is locked. No wrong row is claimed, because a claim finds rows by the key itself.
+The lock's number is a hash of the key. Two keys with the same number share one lock, so each is
+busy while the other is locked. No wrong row is claimed, because a claim finds rows by the key.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dcl_processor.candidates.groups import first_of
 from dcl_processor.candidates.question import Question, RowFilter, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, Key
-from dcl_processor.locking.key_lock import lock_numbers, lock_related
+from dcl_processor.locking.key_lock import lock_numbers
 from dcl_processor.locking.row_locks import database_lock, lock_free
 from dcl_processor.values import resolve
 
@@ -98,10 +97,6 @@ def take_turn(
         # The one lock of the database is that of every key.
         session.begin([Statement(database_lock(question))], after)
         free, look = {*keys}, _look(session, question, groups, keys)
-    elif groups.lock_related:
-        session.begin([], after)
-        free = {v for v, key in keys.items() if lock_related(question, key, wait=False)}
-        look = _look(session, question, groups, free)
     else:
         free, look = _lock_and_look(session, question, groups, keys, after)
     free_rows, missed, by_key = list[Any](), dict[Any, Missed](), dict[Any, list[Any]]()
@@ -145,8 +140,6 @@ def _locking(numbers: list[int], *, one: bool) -> Statement:
 def _look(
     session: Session, question: Question[Any], groups: Groups, values: Collection[Any]
 ) -> _Look:
-    if not values:
-        return _Look()
     asked = _statements(question, groups, values)
     answers = session.execute_all([read.statement for read in asked])
     return _understood(question, groups, asked, answers)

@@ -220,7 +220,7 @@ class Run:
         if processor.group_by is None:
             return Source(self, question)
         groups = groups_of(processor, question.model)
-        refuse_database(question, name, related=processor.lock_related)
+        refuse_database(question, name)
         if groups.in_order:
             refuse_order(question, name)
         at_once = self.event_loop is not None or self.hands_out

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ValidationError
 from django.db import connections
-from django.db.models import CharField, Model, QuerySet, TextField
+from django.db.models import CharField, Model, TextField
 
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.candidates.scan import retrying
 from dcl_processor.definition.groups import Groups, Key, groups_of
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction, Unsupported
 
-from .isolation import refuse_without_transactions
 from .row_locks import lock_database
 
 if TYPE_CHECKING:
@@ -54,20 +52,16 @@ def lock_number(key: Key, place: int = 0) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def refuse_database(question: Question[Any], label: str, *, related: bool) -> None:
-    """Raise ``Unsupported`` unless the database can lock a key; sends nothing.
-
-    ``related``: a key is locked by its related row.
-    """
+def refuse_database(question: Question[Any], label: str) -> None:
+    """Raise ``Unsupported`` unless the database can lock a key; sends nothing."""
     connection = connections[question.using]
     # Without row locks, the one lock of the database is that of every key.
     has_lock = connection.vendor == "postgresql" or not connection.features.has_select_for_update
-    if not has_lock and not related:
+    if not has_lock:
         raise Unsupported(
             f"{label}: expected PostgreSQL or SQLite for group_by, whose keys are locked for one "
-            f"transaction, got {connection.display_name} on {question.using!r}; set lock_related "
-            "if the key is a foreign key and the claims are short, leave group_by out and run one "
-            "worker, or use PostgreSQL."
+            f"transaction, got {connection.display_name} on {question.using!r}; leave "
+            "group_by out and run one worker, or use PostgreSQL."
         )
 
 
@@ -83,12 +77,6 @@ def refuse_collation(question: Question[Any], groups: Groups, label: str) -> Non
     """Raise ``Unsupported`` if equal keys may have several spellings; one query for a text."""
     connection = connections[question.using]
     is_text = isinstance(groups.target, CharField | TextField)
-    if is_text and connection.vendor == "mysql":
-        raise Unsupported(
-            f"{label}: expected group_by={groups.column!r} to be a key of whole numbers, UUIDs, "
-            f"dates or booleans on {connection.display_name}, got a text, whose equal values may "
-            "have several spellings there; name another column."
-        )
     if connection.vendor != "postgresql" or not is_text:
         return
     # Read as the candidates are, because a session that ends here has lost no row.
@@ -102,31 +90,6 @@ def refuse_collation(question: Question[Any], groups: Groups, label: str) -> Non
         )
 
 
-# --- the lock of a key that is a foreign key: the row lock of the related row
-#
-# It is a statement of its own, about the related row alone. If one statement locked both rows, a
-# row whose related row is locked would be passed, and would stay locked by the session that passed
-# it. With multi-table inheritance it is the part of the related row that has the key.
-
-
-def lock_related(question: Question[Any], key: Key, *, wait: bool) -> bool:
-    """Lock the related row until the end of the transaction; return whether that was possible.
-
-    ``wait``: wait for another session that has it, so that only a row that is gone returns false.
-    """
-    target = key.groups.field.target_field
-    related = target.model._meta.concrete_model
-    refuse_without_transactions(replace(question, model=related))
-    rows = QuerySet[Any](related, using=question.using).filter(**{target.attname: key.value})
-    # Race: two of one key. Another session that has the row may have claimed a row of the key.
-    locking = rows.order_by().select_for_update(
-        skip_locked=not wait,
-        # Child rows refer to it, and others can insert such rows meanwhile.
-        no_key=connections[rows.db].features.has_select_for_no_key_update,
-    )
-    return bool(list(locking.values_list(target.attname)))
-
-
 # --- for code that inserts rows of a key, or changes them, in its own transaction
 
 
@@ -138,7 +101,7 @@ def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
             "name the column of the key in group_by."
         )
     question = ask(processor.pending, label=processor.name, using=using or processor.using)
-    refuse_database(question, processor.name, related=processor.lock_related)
+    refuse_database(question, processor.name)
     groups = groups_of(processor, question.model)
     if connections[question.using].get_autocommit():
         raise OutsideTransaction(
@@ -147,12 +110,8 @@ def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
             "call and the writes that it is for into one block."
         )
     value = _value(groups, key, processor.name)
-    if value is not None and not _wait(question, Key(groups, value)):
-        raise InvalidOption(
-            f"{processor.name}: expected lock_key() to take the key of a row of "
-            f"{groups.field.related_model._meta.label}, whose lock is that of the key, got "
-            f"{key!r}, which no row has; insert that row first."
-        )
+    if value is not None:
+        _wait(question, Key(groups, value))
 
 
 def _value(groups: Groups, key: Any, label: str) -> Any:
@@ -187,14 +146,12 @@ def _words(groups: Groups) -> str:
     return f"a value of {groups.model._meta.label}.{groups.column}{or_row}"
 
 
-def _wait(question: Question[Any], key: Key) -> bool:
-    """Wait for the lock of a key; return whether there is anything that can be locked."""
+def _wait(question: Question[Any], key: Key) -> None:
+    """Wait for the lock of a key."""
     connection = connections[question.using]
     if not connection.features.has_select_for_update:
         lock_database(question)  # its one lock is that of every key
-        return True
-    if key.groups.lock_related:
-        return lock_related(question, key, wait=True)
+        return
     # Race: overtaking. A row that is inserted under the lock is committed before the next worker
     # asks for the head of the key.
     with connection.cursor() as cursor:
@@ -202,4 +159,3 @@ def _wait(question: Question[Any], key: Key) -> bool:
             "SELECT pg_advisory_xact_lock(number) FROM unnest(%s::bigint[]) AS number",
             [lock_numbers(key)],
         )
-    return True

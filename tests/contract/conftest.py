@@ -26,9 +26,12 @@ if connection.vendor == "mysql":
     collect_ignore += [
         "test_groups.py",
         "test_groups_beside.py",
+        "test_groups_many.py",
         "test_groups_and_options.py",
         "test_groups_reads.py",
     ]  # refused there
+else:
+    collect_ignore += ["test_groups_refused.py"]
 if not HAS_GATE:
     collect_ignore += ["test_groups_race.py"]  # advisory locks
 if HAS_ROW_LOCKS:

@@ -161,8 +161,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"process_batch": never_async}, "expected a plain function, got 'async def never_async'"),
     ({"in_order": True}, "expected in_order together with group_by"),
     ({"max_per_group": 2}, "expected max_per_group together with group_by"),
-    ({"lock_related": True}, "expected lock_related together with group_by"),
-    ({"group_by": "place", "lock_related": 1}, "expected lock_related to be True or False"),
     ({"group_by": "place", "in_order": True, "max_per_group": 2}, "max_per_group=1 or None with"),
     ({"group_by": "place", "in_order": True, "batch_size": 2}, "batch_size=1 with in_order"),
     ({"group_by": "place", "strict_order": True}, "group_by or strict_order"),

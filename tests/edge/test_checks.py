@@ -472,7 +472,6 @@ CAN_GIVE_UP: dict[str, Any] = {"retry": Retry(), "failed": {"dead": True}}
         ({}, ["W006"]),
         ({"retry": Retry()}, ["W006"]),
         ({"failed": {"dead": True}}, ["W006"]),
-        ({"in_order": False, "lock_related": True, **LEASE}, ["E015"]),
         ({**CAN_GIVE_UP, "group_by": "nothing"}, ["E015"]),
         ({**CAN_GIVE_UP, "group_by": "claimed_at"}, ["E015"]),
     ],

@@ -85,16 +85,3 @@ def run_beside(make: Make, delivery: str, **run: Any) -> tuple[Report, list[int]
     handled: list[int] = []
     processor = make(delivery, lambda row: handled.append(row.pk))
     return processor(**{"wait_for_locked": 0, **run}), handled
-
-
-def after_first(is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Recognise the statement that follows the first one that is wanted, as a key's lock is."""
-    found: list[str] = []
-
-    def follows(sql: str) -> bool:
-        was_found = bool(found)
-        if is_wanted(sql):
-            found.append(sql)
-        return was_found
-
-    return follows
