@@ -88,8 +88,7 @@ class BatchProcessor(Definition[M]):
     - ``rate``: rows that may start in a second, on all machines together; it may be below 1. Needs
       the app ``dcl_processor.ledger``.
     - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
-      handled at the same time, by all workers together. Rows with ``NULL`` are in no group. A
-      ``process_batch()`` gets all rows of one key, or the first ``batch_size`` of them.
+      handled at the same time, by all workers together. Rows with ``NULL`` are in no group.
     - ``in_order``: with ``group_by``; the rows of a key are handled one after another in the
       queryset's order; a row that fails, waits or is in doubt blocks those behind it.
     - ``max_per_group``: with ``group_by``; rows of one key in flight at once, over all workers.
@@ -173,7 +172,7 @@ class BatchProcessor(Definition[M]):
         ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
 
         Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
-        with ``group_by`` and ``process_batch()``, and inside the processor's own handler;
+        and inside the processor's own handler;
         ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any handler.
         """
         from .contrib.reservations import reservation  # loaded when used
@@ -215,8 +214,8 @@ class BatchProcessor(Definition[M]):
         overrides the option.
 
         Raises ``OutsideTransaction`` outside ``atomic()``; ``InvalidOption`` without ``group_by``
-        and for a key that its column cannot have; and ``Unsupported`` on MariaDB and MySQL, and in a
-        handler of the processor itself if it is ``TRANSACTIONAL`` and has a ``max_per_group``
+        and for a key that its column cannot have; and ``Unsupported`` on MariaDB and MySQL, and in
+        a handler of the processor itself if it is ``TRANSACTIONAL`` and has a ``max_per_group``
         above 1.
         """
         limits.check_alias("using", using)

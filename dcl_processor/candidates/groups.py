@@ -91,9 +91,7 @@ def _keys(question: Question[Any], groups: Groups) -> QuerySet[Any, Any]:
     return keys.values_list(groups.column, flat=True).distinct()
 
 
-def candidates(
-    question: Question[Any], key: Key, *, most: int | None
-) -> tuple[list[Candidate], bool]:
+def candidates(question: Question[Any], key: Key, *, most: int) -> tuple[list[Candidate], bool]:
     """Return the first rows of a key, and whether there may be more than ``most``.
 
     A row may match several times. In order, rows that are not due are among them.

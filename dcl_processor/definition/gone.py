@@ -9,7 +9,7 @@ from dcl_processor.exceptions import InvalidOption
 #: Options and hooks that a processor does not have, as keywords and in classes.
 OF_A_PROCESSOR: dict[str, str] = {
     "breaker": "leave it out: rows back off by retry, and a run ends when everything fails",
-    "lock_related": "leave it out: a key is locked by an advisory lock, which lock_key() takes as well",
+    "lock_related": "leave it out; code that has to keep workers out of a key calls lock_key()",
     "repeats": "let pending compare a time column with Now(), and done move that time",
     "taken_over": "add a Retry, and look at row.attempts > 1 in the handler",
     "throttle": "set a rate, or wait in the handler",

@@ -35,7 +35,7 @@ class Groups:
     """How the rows of one key are claimed.
 
     ``column``: the attname of the key. ``most``: rows in flight per key; ``None``: those of one
-    batch, which are handled one after another. ``whole``: all rows of a key are one batch.
+    batch, which are handled one after another.
     ``in_flight``: recognises a row that was claimed and not settled; ``None``: only the key's
     lock does. ``lease``: how long such a row is in flight; ``None``: until it is settled.
     ``unmarked``: the values that remove the mark of a dead worker from a row.
@@ -45,7 +45,6 @@ class Groups:
     column: str
     in_order: bool
     most: int | None
-    whole: bool
     in_flight: Q | None
     lease: Lease | None
     unmarked: Values
@@ -79,13 +78,7 @@ def groups_of(processor: Definition[Any], model: type[Model]) -> Groups:
         model=model,
         column=field.attname,
         in_order=processor.in_order,
-        # The rows of one call of ``process_batch()`` are one place, as those of a batch are.
-        most=None
-        if processor._handles_batches
-        else 1
-        if processor.in_order
-        else processor.max_per_group,
-        whole=processor._handles_batches,
+        most=1 if processor.in_order else processor.max_per_group,
         in_flight=_in_flight(processor),
         lease=processor.lease,
         unmarked=_unmarked(processor),

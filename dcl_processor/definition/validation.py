@@ -257,10 +257,10 @@ def _contradictions(processor: Definition[Any]) -> Iterator[str]:
             "group_by or strict_order, got both: keys take turns, so there is no order over all "
             "rows; use in_order=True for the order within each key"
         )
-    if processor._handles_batches and most > 1:
+    if processor._handles_batches:
         yield (
-            f"max_per_group=1 or None with process_batch(), which gets the rows of a key together, "
-            f"got {most}; leave max_per_group out"
+            "process() with group_by, got process_batch(); write a processor over the parent, "
+            "pending=Parent.filter(Exists(pending children)), whose handler flips the children"
         )
     if processor.in_order:
         yield from _contradictions_in_order(processor, most)
@@ -272,9 +272,8 @@ def _contradictions_in_order(processor: Definition[Any], most: int) -> Iterator[
             f"max_per_group=1 or None with in_order, which handles one row of a key at a time, got "
             f"{most}; leave one of the two out"
         )
-    if processor.batch_size > 1 or processor._handles_batches:
-        got = "process_batch()" if processor._handles_batches else processor.batch_size
+    if processor.batch_size > 1:
         yield (
-            f"process() and batch_size=1 with in_order, where a row that fails has to stop the "
-            f"rows behind it, got {got}; leave one of the two out"
+            f"batch_size=1 with in_order, where a row that fails has to stop the rows behind it, "
+            f"got {processor.batch_size}; leave one of the two out"
         )

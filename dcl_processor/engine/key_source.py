@@ -45,11 +45,8 @@ class KeySource(Source):
         self._turns = Turns(groups)
         self._is_keyed = True
         self._at_once = at_once
-        #: Whether a batch has rows of several keys.
-        self._joins_keys = at_once and not groups.whole
-        #: How many keys are read at once: while their handlers are at work, those that come next;
-        #: rows that are handled together, as late as possible.
-        self._ready = 1 if groups.whole else max(READY, run.concurrency if at_once else 1)
+        #: How many keys are read at once: while their handlers are at work, those that come next.
+        self._ready = max(READY, run.concurrency if at_once else 1)
         #: Keys whose rows are handled last.
         self._last_turns: list[Turn] = []
         #: Rows that a claim has missed, and why: other sessions hold them or their keys, or have
@@ -69,7 +66,7 @@ class KeySource(Source):
             sizes, overseer = self._sizes(room), self._run.overseer
             left = sum(sizes)
             if overseer is not None and left:
-                left = overseer.take(left, whole=self._groups.whole)
+                left = overseer.take(left)
                 self._is_held = left <= 0
             shares: list[Share] = []
             while left > 0:
@@ -92,12 +89,7 @@ class KeySource(Source):
         if turns[0].alone:
             # Race: poison row. One that makes its claim fail is found when it is alone.
             most, turns = 1, turns[:1]
-        elif self._groups.whole:
-            rows = len(turns[0].waiting)
-            size = rows if batch_size == 1 else min(batch_size, rows)
-            # A limit does not split what is handled together.
-            return [size] if self._room(size) > 0 else []
-        elif self._joins_keys:
+        elif self._at_once:
             most = self._groups.most or 1
             turns = [*takewhile(lambda turn: not turn.alone, turns)]
         else:
@@ -110,14 +102,10 @@ class KeySource(Source):
 
     def _taken(self, turn: Turn, size: int) -> Share:
         """Take so many rows of a key, which goes on if more of its rows may be in flight."""
-        whole, rows = self._groups.whole and not turn.alone, turn.next_rows
+        rows = turn.next_rows
         pks = [rows.popleft() for _ in range(size)]
         self._in_flight.update(pks)
         turn.in_flight, turn.is_in_line = turn.in_flight + 1, False
-        if whole:
-            # One call for a key and run: what is left of a capped one waits for the next run.
-            turn.waiting.clear()
-            turn.left = 0
         if turn.next_rows:
             self._rejoin(turn)
         return Share(turn, pks)
@@ -219,7 +207,9 @@ class KeySource(Source):
         elif not reasons <= {Missed.ABSENT, Missed.STALE}:
             self._turns.busy_later(turn)
         else:
-            self._go_on(turn, was_called=bool(ended), has_missed=bool(missed))
+            # Another worker had the key, and may have finished more of its rows.
+            turn.is_old = turn.is_old or bool(missed)
+            self._rejoin(turn)
 
     def _note_outcomes(self, turn: Turn, outcomes: Mapping[Any, Outcome]) -> None:
         not_handled = [pk for pk, each in outcomes.items() if not isinstance(each, Handled)]
@@ -235,18 +225,6 @@ class KeySource(Source):
                 self._run.counters.counts["stale"] += pk in missed
             elif pk in self._not_got or len(self._not_got) < MOST_KEPT:
                 self._not_got[pk] = why
-
-    def _go_on(self, turn: Turn, *, was_called: bool, has_missed: bool) -> None:
-        """Put a key back in line; of one that is handled as a whole, rows may be locked."""
-        if not self._groups.whole:
-            # Another worker had the key, and may have finished more of its rows.
-            turn.is_old = turn.is_old or has_missed
-        elif has_missed and not turn.next_rows:
-            if was_called:
-                self._turns.hold(turn)
-                return
-            turn.left = None  # the handler was not called for the key
-        self._rejoin(turn)
 
     # --- the order
 
@@ -336,10 +314,6 @@ class KeySource(Source):
             if is_first:
                 self._run.refuse_backlog(self.question)
                 refuse_collation(self.question, self._groups, self._run.processor.name)
-                if self._groups.whole:
-                    # Race: endless run. A key whose rows all arrived during this run is left to the
-                    # next one: another worker may have called the handler for the key already.
-                    self._turns.highest = scan.highest(self.question)
             self._turns.line.extendleft(Turn(key, is_in_line=True) for key in reversed(keys))
             return True
         return False

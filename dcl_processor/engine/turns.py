@@ -67,8 +67,7 @@ class Turns:
 
     ``line``: the keys to visit, the next one first; ``ready``: those whose next rows were read.
     ``busy``: those that are visited again later, by their values; ``held``: those that are left to
-    the next run. ``highest``: the last row when the run began, if rows that arrived later are not
-    to be handled alone.
+    the next run.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -77,7 +76,6 @@ class Turns:
         self.ready: deque[Turn] = deque()
         self.busy: dict[Any, Turn] = {}
         self.held: dict[Any, Turn] = {}
-        self.highest: Any = None
 
     def join(self, turn: Turn, *, at_once: bool = False) -> None:
         """Put a key at the end of the line, unless it is in line.
@@ -100,8 +98,6 @@ class Turns:
 
     def busy_later(self, turn: Turn) -> None:
         """Visit a key again when the others had their turns."""
-        if self._groups.whole:
-            turn.left = None
         room = len(self.busy) < MOST_KEPT
         self._leave_line(turn, self.busy if room else self.held)
 
@@ -131,7 +127,7 @@ class Turns:
         After a row that failed, or was handled elsewhere, only the head shows how the key goes on.
         So that many such rows do not read the key as many times, few rows are read first.
         """
-        if self._groups.in_order or self._groups.whole:
+        if self._groups.in_order:
             self._read_again(turn)
         else:
             # Those behind them are checked when they are claimed.
@@ -146,7 +142,6 @@ class Turns:
         """Read the next rows of a key; return whether there are any."""
         if turn.in_flight or (turn.left is not None and turn.left <= 0):
             return False
-        whole = self._groups.whole
         # Tried rows that are no longer pending are forgotten, such as those that were given up on.
         if len(turn.tried) >= turn.forget_at:
             turn.tried = reads.unfinished(question, turn.tried)
@@ -156,8 +151,6 @@ class Turns:
         if turn.left is None:
             # Race: endless run. Rows of a key that keep arriving must not keep the run going.
             turn.left = reads.count(question, turn.key) if is_full else len(found)
-        if whole and not self._is_from_before(found):
-            return False
         free = self._in_order(turn, found) if self._groups.in_order else found
         seen = turn.tried | turn.missed
         turn.waiting = deque(each.pk for each in free if each.pk not in seen)
@@ -169,8 +162,6 @@ class Turns:
         self, question: Question[Any], turn: Turn
     ) -> tuple[list[reads.Candidate], bool]:
         """Read rows of a key until there is one that was not tried."""
-        if self._groups.whole:
-            return reads.candidates(question, turn.key, most=None)
         if self._groups.in_order:
             most, turn.size = turn.size, min(2 * turn.size, reads.ROWS)
             return reads.candidates(question, turn.key, most=most)
@@ -196,10 +187,3 @@ class Turns:
                     self.hold(turn)
                 return found[:place]
         return found
-
-    def _is_from_before(self, found: list[reads.Candidate]) -> bool:
-        """Return whether a row of the key existed when the run began, as far as its key shows."""
-        numbers = [each.pk for each in found if isinstance(each.pk, int)]
-        if not isinstance(self.highest, int) or len(numbers) < len(found):
-            return True
-        return any(pk <= self.highest for pk in numbers)

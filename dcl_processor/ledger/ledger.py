@@ -146,8 +146,8 @@ class Ledger:
         name, rate = processor.name, processor.rate
         assert rate is not None
 
-        def ask(rows: int, whole: bool) -> Grant:
-            return self.desk.call(lambda: take(name, rate, rows, whole=whole))
+        def ask(rows: int) -> Grant:
+            return self.desk.call(lambda: take(name, rate, rows))
 
         with self._lock:
             return self._tokens.setdefault((name, rate), Tokens(ask))

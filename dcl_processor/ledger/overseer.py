@@ -65,12 +65,12 @@ class RunOverseer:
             return Hold("paused")
         return None if self._tokens is None else self._tokens.hold()
 
-    def take(self, rows: int, *, whole: bool = False) -> int:
+    def take(self, rows: int) -> int:
         """Return how many of so many rows may start."""
         if self.must_stop():
             return 0
         if self._tokens is not None:
-            rows, self.window = self._tokens.take(rows, whole=whole)
+            rows, self.window = self._tokens.take(rows)
         return rows
 
     def give_back(self, rows: int, window: int) -> None:

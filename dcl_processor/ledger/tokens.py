@@ -37,11 +37,8 @@ class Grant:
     seconds: float
 
 
-def take(name: str, rate: float, wanted: int, *, whole: bool = False) -> Grant:
-    """Take up to ``wanted`` tokens of the window that it is now.
-
-    ``whole``: all of them, if one is free; the next windows pay for the rest.
-    """
+def take(name: str, rate: float, wanted: int) -> Grant:
+    """Take up to ``wanted`` tokens of the window that it is now."""
     # Seconds of a window, and its tokens. If these are not a whole number, some windows have one
     # more, and all together the rate.
     length, each = max(1.0, 1 / rate), max(1.0, rate)
@@ -65,7 +62,7 @@ def take(name: str, rate: float, wanted: int, *, whole: bool = False) -> Grant:
         if free <= 0:
             paid = math.ceil((before(number) + spent + 1) / each) - 1
             return Grant(0, max(number + 1, paid) * length - now)
-        tokens = wanted if whole else min(wanted, free)
+        tokens = min(wanted, free)
         # Race: over the rate. Another worker may have taken tokens since they were read: then this
         # statement finds no row, and the tokens are read again.
         taken = row_of(name).filter(window=window, used=used)
@@ -87,7 +84,7 @@ class Tokens:
     ``ask`` calls the function ``take()`` at the ledger. While that cannot be asked, no row starts.
     """
 
-    def __init__(self, ask: Callable[[int, bool], Grant]) -> None:
+    def __init__(self, ask: Callable[[int], Grant]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         #: The number of this window, among those of the process.
@@ -106,18 +103,13 @@ class Tokens:
             return None
         return Hold("throttled", self._held_until - now)
 
-    def take(self, wanted: int, *, whole: bool) -> tuple[int, int]:
-        """Return how many of so many rows may start, and the number of the window.
-
-        ``whole``: all of them or none.
-        """
+    def take(self, wanted: int) -> tuple[int, int]:
+        """Return how many of so many rows may start, and the number of the window."""
         with self._lock:
             if time.monotonic() >= self._valid_until:
                 self._begin_window()
             if self._tokens < wanted:
-                self._get(wanted, whole=whole)
-            if whole and self._tokens < wanted:
-                self._tokens = 0  # too few for a call; they are lost with their window
+                self._get(wanted)
             taken = min(wanted, self._tokens)
             self._tokens -= taken
             self._used += taken
@@ -138,17 +130,15 @@ class Tokens:
         self._tokens = 0
         self._used_before, self._used = self._used, 0
 
-    def _get(self, wanted: int, *, whole: bool) -> None:
+    def _get(self, wanted: int) -> None:
         """Get tokens: as many as in the last window, and twice as many if these are used up."""
         # From before the question: a late answer is not to make the window longer.
         now = time.monotonic()
         if now < self._held_until:
             return
-        # What is granted whole may be more than is free, and is not to be more than is needed.
-        more = 0 if whole else max(self._used_before, self._used)
-        enough = max(wanted - self._tokens, more)
+        enough = max(wanted - self._tokens, self._used_before, self._used)
         try:
-            grant = self._ask(enough, whole)
+            grant = self._ask(enough)
         except UnreachableError:
             grant = Grant(0, WITHOUT_AN_ANSWER)
         if grant.tokens or not self._tokens:

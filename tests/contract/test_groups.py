@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from django.db.models import F, QuerySet
+from django.db.models import F
 from django.db.models.functions import Lower
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Lease
+from dcl_processor import Delivery, Lease
 from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending
 from tests.contract.support.errands import ignore
-from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import MAKERS, grouped, in_order, keys, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import part_locked
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
 from tests.waiting import PATIENCE
 
@@ -68,67 +65,6 @@ def test_a_relation_is_a_key_and_its_null_is_none() -> None:
     assert_run(report, processed=5)
     assert sorted(handled[:3]) == sorted([depots[0].pk, depots[0].pk, depots[1].pk])
     assert handled[3:] == [None, None]
-
-
-class Digest(BatchProcessor[Errand]):
-    """Notes what it was called with; ``act`` is called with it, too."""
-
-    group_by = "place"
-
-    def __init__(self, act: Callable[[Sequence[Errand]], Any] = len, **options: Any) -> None:
-        super().__init__(done={"done": True}, **options)
-        self.calls: list[list[int]] = []
-        self.act = act
-
-    def pending(self) -> QuerySet[Errand]:
-        return Errand.objects.filter(done=False)
-
-    def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> None:
-        self.calls.append([row.pk for row in rows])
-        self.act(rows)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_bulk_handler_is_called_once_for_each_key(batch_size: int) -> None:
-    rows = rows_of(1, 2, 1, 1, 2, 3)
-    places = {row.pk: row.place for row in rows}
-    digest = Digest(batch_size=batch_size)
-    report = digest()
-    longest = 3 if batch_size == 1 else batch_size
-    found = sorted((tuple({places[pk] for pk in call}), len(call)) for call in digest.calls)
-    assert found == [((1,), longest), ((2,), 2), ((3,), 1)]
-    assert_run(report, processed=3 + longest)
-    assert Errand.objects.filter(done=False).count() == 6 - report.processed
-
-
-if HAS_ROW_LOCKS:
-
-    def test_rows_whose_call_raised_are_handled_alone_beside_a_row_that_is_locked() -> None:
-        rows = rows_of(1, 1, 1)
-
-        def refuse(found: Sequence[Errand]) -> None:
-            if rows[0] in found:
-                raise ValueError
-
-        with part_locked(Errand, rows[2].pk):
-            report = Digest(refuse)(wait_for_locked=0)
-        assert_run(report, processed=1, failed=1, skipped=1, redone=2)
-
-
-def test_a_key_whose_rows_arrived_during_the_run_is_left_to_the_next_one() -> None:
-    """Another worker may have called the handler for the others."""
-    rows_of(1, 2)
-
-    def finish_the_other(rows: Sequence[Errand]) -> None:
-        if len(digest.calls) == 1:
-            other = 3 - rows[0].place
-            Errand.objects.filter(place=other).update(done=True)
-            Errand.objects.create(place=other)
-
-    digest = Digest(finish_the_other)
-    assert_run(digest(), processed=1)
-    assert len(digest.calls) == 1
-    assert_run(digest(), processed=1)
 
 
 def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:

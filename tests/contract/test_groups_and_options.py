@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +14,6 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Lease, Report, batch_processor
 from dcl_processor.engine import key_claim
 from dcl_processor.engine.run import Run
-from dcl_processor.exceptions import Unsupported
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.contract.support import errands as the
 from tests.contract.support.groups import SHORT_CLAIMS, grouped, in_order, rows_of
@@ -141,24 +139,6 @@ def test_as_many_rows_of_a_key_are_handed_out_as_may_be_in_flight(
     assert [each.row.place for each in processor.reserve(4)] == [handed[0].row.place] * (
         handed[0].row.place == 1
     )
-
-
-def test_rows_that_are_handled_together_are_not_handed_out_by_key() -> None:
-    processor = keyed(process_batch=lambda rows: None)
-    with pytest.raises(Unsupported, match=r"expected process\(\) for reserve\(\) with group_by"):
-        processor.reserve()
-
-
-def test_no_key_is_claimed_before_there_is_room_for_its_asynchronous_call() -> None:
-    rows_of(1, 2, 3)
-    leased: list[int] = []
-
-    async def handle(rows: Any) -> None:
-        await asyncio.sleep(0.2)
-        leased.append(await Errand.objects.exclude(leased_until=None).acount())
-
-    assert_run(keyed(process_batch=handle)(concurrency=1), processed=3)
-    assert leased == [1, 1, 1]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])

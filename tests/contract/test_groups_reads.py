@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from threading import Event
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.row import show
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
-from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
     Make,
@@ -27,13 +26,12 @@ from tests.contract.support.groups import (
     each_at_work,
     grouped,
     in_order,
-    keys,
     rows_of,
     run_beside,
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, part_locked
+from tests.contract.support.sessions import part_locked
 from tests.models import Errand, Parcel, Tag
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -103,28 +101,6 @@ def test_only_keys_with_held_rows_are_named() -> None:
     report = in_order("at_least_once", finish_one_and_fail)()
     assert_run(report, failed=2, held=1)
     assert report.held_keys == (2,)
-
-
-if HAS_GATE:
-
-    class NoWait(Event):
-        """A stop that no run waits for."""
-
-        def wait(self, timeout: float | None = None) -> bool:
-            raise AssertionError(f"expected no wait, and the run waits for {timeout} s")
-
-    def test_a_key_whose_first_rows_are_finished_is_called_for_the_others() -> None:
-        """Interleaving: the key is read; another session finishes two rows; the key is locked."""
-        finished = keys(rows_of(1, 1, 1))[:2]
-        options: dict[str, Any] = {"process_batch": lambda rows: None, "batch_size": 2}
-        whole = grouped("transactional", ignore, **options)
-
-        def finish() -> None:
-            elsewhere(lambda: Errand.objects.filter(pk__in=finished).update(done=True))
-
-        with before_statement(lambda sql: "pg_try_advisory_xact_lock" in sql, finish):
-            report = whole(wait_for_locked=30, stop=NoWait())
-        assert_run(report, processed=1, stale=2)
 
 
 @each_at_work

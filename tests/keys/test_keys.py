@@ -58,7 +58,6 @@ MODES: dict[str, tuple[dict[str, Any], int]] = {
     "in order": ({"group_by": "place", "in_order": True}, 1),
     "two at once": ({"group_by": "place", "max_per_group": 2}, 2),
     "three at once": ({"group_by": "place", "max_per_group": 3}, 3),
-    "whole": ({"group_by": "place"}, 1),
 }
 DELIVERIES: dict[str, dict[str, Any]] = {
     "transactional": {},
@@ -81,18 +80,15 @@ TROUBLES = ["lease", "short lease", "lapsed lease", "doubt", "row lock", "key lo
 
 @dataclass
 class Call:
-    """A call of the handler as far as it is about one row."""
+    """A call of the handler."""
 
     run: str
     row: int
     key: int
-    number: int
     begin: float
     outcome: str
     seconds: float
     end: float = 0.0
-    #: Whether its rows have failed together.
-    has_raised: bool = False
 
 
 @dataclass
@@ -116,7 +112,7 @@ class World:
         self.seed = seed
         dice = self.dice = random.Random(seed)  # noqa: S311  # no secret
         self.delivery = dice.choice([*DELIVERIES, "at least once"])
-        self.mode = dice.choice([*MODES, "whole"])
+        self.mode = dice.choice([*MODES])
         self.is_async = self.delivery != "transactional" and dice.random() < 0.55
         self.concurrency = dice.choice([1, 3, 6, 8] if self.is_async else [1, 2, 3, 6])
         self.batch_size = dice.choice([1, 1, 1, 2, 3, 5]) if self.mode != "in order" else 1
@@ -125,7 +121,6 @@ class World:
         self.max_workers = dice.choice([None] * 9 + [1])
         self.errors = dice.choice([0, 0.2, 0.4])
         self.slowest = dice.choice([0.002, 0.01, 0.05])
-        self.raises_together = dice.random() < 0.6
         number, keys = dice.choice([5, 12, 25, 40]), dice.choice([1, 2, 4, 8])
         hot = dice.choice([0, 0.6])
         self.keys = [0 if dice.random() < hot else dice.randrange(keys) for _ in range(number)]
@@ -200,63 +195,46 @@ class World:
         if self.has_failed:
             options["failed"] = {"dead": True, "claimed": False}
 
-        def handle_all(rows: Sequence[Errand]) -> Any:
-            calls = self._begin(run, rows)
-            time.sleep(calls[0].seconds)
-            return self._end(calls)
-
-        async def handle_all_async(rows: Sequence[Errand]) -> Any:
-            calls = self._begin(run, rows)
-            await asyncio.sleep(calls[0].seconds)
-            return self._end(calls)
-
         # An exception that is returned counts as one that is raised.
         def handle(row: Errand) -> Any:
-            return handle_all([row])[0]
+            call = self._begin(run, row)
+            time.sleep(call.seconds)
+            return self._end(call)
 
         async def handle_async(row: Errand) -> Any:
-            return (await handle_all_async([row]))[0]
+            call = self._begin(run, row)
+            await asyncio.sleep(call.seconds)
+            return self._end(call)
 
-        if self.mode == "whole":
-            options["process_batch"] = handle_all_async if self.is_async else handle_all
         handler: Callable[..., Any] = handle_async if self.is_async else handle
         return batch_processor(pending=PENDING.order_by("pk"), **options)(handler)
 
-    def _begin(self, run: str, rows: Sequence[Errand]) -> list[Call]:
+    def _begin(self, run: str, row: Errand) -> Call:
         with self._lock:
-            begin, number, begun = time.monotonic(), len(self.calls), list[Call]()
-            for row in rows:
-                before = sum(call.row == row.pk for call in self.calls)
-                # By the row's place and its calls, whatever the threads do.
-                at = row.pk - self.rows[0].pk
-                dice = random.Random(f"{self.seed} {at} {before}")  # noqa: S311  # no secret
-                outcome = "processed"
-                if dice.random() < self.errors:
-                    others = ["failed", "failed", "snoozed", "discarded"]
-                    outcome = dice.choice(others if self.has_failed else others[:3])
-                seconds = dice.uniform(0, self.slowest)
-                begun.append(Call(run, row.pk, row.place, number, begin, outcome, seconds))
-            self.calls += begun
-            return begun
+            before = sum(call.row == row.pk for call in self.calls)
+            # By the row's place and its calls, whatever the threads do.
+            at = row.pk - self.rows[0].pk
+            dice = random.Random(f"{self.seed} {at} {before}")  # noqa: S311  # no secret
+            outcome = "processed"
+            if dice.random() < self.errors:
+                others = ["failed", "failed", "snoozed", "discarded"]
+                outcome = dice.choice(others if self.has_failed else others[:3])
+            seconds = dice.uniform(0, self.slowest)
+            call = Call(run, row.pk, row.place, time.monotonic(), outcome, seconds)
+            self.calls.append(call)
+            return call
 
-    def _end(self, calls: list[Call]) -> list[Exception | None]:
-        """Return what becomes of the rows, in their order; raise if the call fails as a whole."""
-        end = time.monotonic()
-        any_fails = len(calls) > 1 and any(call.outcome == "failed" for call in calls)
-        fails = any_fails and self.raises_together
-        for call in calls:
-            call.end, call.has_raised = end, fails
-            call.outcome = "failed" if fails else call.outcome
-        if fails:
-            raise ValueError("all of them")
-        delay = 600 if self.retry != "none" and calls[0].row % 2 else None
+    def _end(self, call: Call) -> Exception | None:
+        """Return what becomes of the row."""
+        call.end = time.monotonic()
+        delay = 600 if self.retry != "none" and call.row % 2 else None
         errors = {
             "processed": None,
             "failed": ValueError("no"),
             "snoozed": Snooze(delay=delay),
             "discarded": Discard("no"),
         }
-        return [errors[call.outcome] for call in calls]
+        return errors[call.outcome]
 
     # --- what others do meanwhile
 
@@ -326,7 +304,7 @@ class Judge:
     def __init__(self, world: World, phase: Phase) -> None:
         self.world, self.phase = world, phase
         self.most = MODES[world.mode][1]
-        self.is_whole, self.retries = world.mode == "whole", world.retry != "none"
+        self.retries = world.retry != "none"
         self.moves = "move" in world.troubles
         self.mine = [call for call in world.calls if call.run in phase.workers]
         self.by_row: defaultdict[int, list[Call]] = defaultdict(list)
@@ -357,19 +335,16 @@ class Judge:
             calls = [call for call in self.mine if call.run == name]
             last = {call.row: call for call in calls}
             times = max(Counter(call.row for call in calls).values(), default=0)
-            # Rows whose common call has raised are handled once more, alone.
-            if times > (2 if self.is_whole and report.redone else 1):
+            if times > 1:
                 yield f"a row was handled {times} times in one run"
-            # At the limit, some of them are left to the next run.
-            ended = [each for each in last.values() if not (each.has_raised and report.redone)]
-            counted = Counter(call.outcome for call in ended)
+            counted = Counter(call.outcome for call in last.values())
             names = ("processed", "failed", "snoozed", "discarded")
             if any(getattr(report, each) != counted[each] for each in names):
                 yield f"{report}, got {counted}"
             if report.lease_lost:
                 yield f"{report}, and no lease was taken"
             limit = self.phase.limit
-            if limit is not None and len(last) > limit and not self.is_whole:
+            if limit is not None and len(last) > limit:
                 yield f"{len(last)} rows of {limit}"
             if report.stopped == "limit" and len(last) < (limit or 0):
                 yield f"{len(last)} rows were taken for {limit}"
@@ -379,25 +354,22 @@ class Judge:
             for before, after in pairwise(calls):
                 if after.begin < before.end:
                     yield f"row {row} was handled by two at once"
-                elif self.is_settled(before) and not self.is_whole:
+                elif self.is_settled(before):
                     yield f"row {row} was handled again after it was {before.outcome}"
 
     def in_flight(self) -> Iterator[str]:
-        spans: defaultdict[int, set[tuple[int, float, float]]] = defaultdict(set)
+        spans: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
         for call in self.mine:
-            spans[call.key].add((call.number, call.begin, call.end))
+            spans[call.key].append((call.begin, call.end))
         for key, theirs in spans.items():
             held = sum(row.place == key for row in self.world.rows if row.pk in self.world.held)
-            moments = [(at, 1) for _, at, _ in theirs] + [(at, -1) for _, _, at in theirs]
+            moments = [(at, 1) for at, _ in theirs] + [(at, -1) for _, at in theirs]
             number = highest = held
             for _, change in sorted(moments):  # at the same time, an end comes first
                 number += change
                 highest = max(highest, number)
             if highest > self.most > 0:
                 yield f"{highest} rows of key {key} were in flight, of {self.most}"
-        calls = {(call.number, call.key) for call in self.mine}
-        if self.is_whole and len(calls) > len({number for number, _ in calls}):
-            yield "a call had rows of several keys"
 
     def overtaken(self) -> Iterator[str]:
         if self.world.mode != "in order" or self.moves:
@@ -414,15 +386,14 @@ class Judge:
         for pk, row in self.phase.rows.items():
             outcomes = [call.outcome for call in self.by_row[pk]]
             was_processed = "processed" in outcomes
-            # A call for several rows may have processed one and be rolled back.
-            if row.done > was_processed or (row.done < was_processed and not self.is_whole):
+            if row.done != was_processed:
                 yield f"row {pk} is done: {row.done}, after {outcomes}"
             if self._is_leased(row) and pk not in self.world.marked:
                 yield f"row {pk} is still leased"
             may_be_claimed = pk in self.world.marked or outcomes[-1:] in (["failed"], ["discarded"])
             if row.claimed and not may_be_claimed:
                 yield f"row {pk} is still claimed, after {outcomes}"
-            may_tell = self.retries and not (row.done or row.dead) and not self.is_whole
+            may_tell = self.retries and not (row.done or row.dead)
             attempts = outcomes.count("failed")
             if may_tell and "discarded" not in outcomes and row.attempts != attempts:
                 yield f"row {pk} has {row.attempts} attempts, after {outcomes}"
@@ -430,9 +401,7 @@ class Judge:
     def left(self) -> Iterator[str]:
         """Look for rows that a run without limit or stop has left, and could have handled."""
         reports = [*self.phase.reports.values()]
-        # One call for a key and run: what a cap leaves is for the next one.
-        is_capped = self.is_whole and self.world.batch_size > 1
-        if is_capped or any(report.stopped != "drained" for report in reports):
+        if any(report.stopped != "drained" for report in reports):
             return
         left: defaultdict[int, list[int]] = defaultdict(list)
         handled = {call.row for call in self.mine}

@@ -221,7 +221,7 @@ def test_two_machines_that_take_tokens_at_once_get_no_more_than_there_are(clock:
 def test_a_run_takes_tokens_for_a_second_at_a_time_and_not_for_each_row() -> None:
     asked: list[int] = []
 
-    def ask(rows: int, _: bool) -> Grant:
+    def ask(rows: int) -> Grant:
         asked.append(rows)
         return Grant(rows, 3600.0)
 
@@ -230,8 +230,8 @@ def test_a_run_takes_tokens_for_a_second_at_a_time_and_not_for_each_row() -> Non
     assert len(asked) <= 12
 
 
-def taken(run: Tokens, rows: int, *, whole: bool = False) -> int:
-    return run.take(rows, whole=whole)[0]
+def taken(run: Tokens, rows: int) -> int:
+    return run.take(rows)[0]
 
 
 def granted(*grants: Grant) -> Tokens:
@@ -246,7 +246,7 @@ def test_tokens_that_were_not_used_in_their_window_are_lost() -> None:
 
 def test_rows_that_were_missed_give_their_tokens_back() -> None:
     run = granted(Grant(2, 3600.0))
-    rows, window = run.take(2, whole=False)
+    rows, window = run.take(2)
     run.give_back(rows, window)
     assert (rows, taken(run, 2)) == (2, 2)
 
@@ -254,37 +254,17 @@ def test_rows_that_were_missed_give_their_tokens_back() -> None:
 def test_tokens_of_an_earlier_window_are_not_given_back_into_a_later_one() -> None:
     """A batch that has begun in it may end in the later one."""
     run = granted(Grant(5, 0.0), Grant(5, 3600.0), Grant(0, 3600.0))
-    rows, earlier = run.take(5, whole=False)
+    rows, earlier = run.take(5)
     assert (rows, taken(run, 5)) == (5, 5)
     run.give_back(5, earlier)
     assert taken(run, 5) == 0
 
 
-def test_what_is_handled_together_may_need_more_and_the_next_windows_pay(clock: Any) -> None:
-    assert tokens.take(RATED, 3, 8, whole=True) == Grant(8, 1.0)
-    # 3 of the tokens are those of this window. The other 5 are missing in the next ones.
-    assert tokens.take(RATED, 3, 1) == Grant(0, 2.0)
-    clock.now += 1
-    assert tokens.take(RATED, 3, 8, whole=True) == Grant(0, 1.0)
-    clock.now += 1
-    assert tokens.take(RATED, 3, 3) == Grant(1, 1.0)
-    clock.now += 1
-    assert tokens.take(RATED, 3, 9) == Grant(3, 1.0)
-
-
 def test_a_debt_at_another_rate_is_not_paid_for_years(clock: Any) -> None:
-    assert tokens.take(RATED, 10, 30, whole=True).tokens == 30
+    assert tokens.take(RATED, 30, 30).tokens == 30
     assert tokens.take(RATED, 0.1, 1).tokens == 1
     clock.now += 10
     assert tokens.take(RATED, 10, 10).tokens == 10
-
-
-def test_a_call_for_which_too_few_tokens_are_left_waits_for_the_next_window() -> None:
-    run = granted(Grant(5, 3600.0), Grant(0, 3600.0))
-    assert taken(run, 5, whole=True) == 5
-    run.give_back(2, run.window)
-    assert taken(run, 5, whole=True) == 0
-    assert run.hold() is not None, "it would ask again and again"
 
 
 def test_without_an_answer_no_row_starts() -> None:

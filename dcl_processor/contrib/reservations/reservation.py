@@ -90,11 +90,6 @@ def _check(processor: Definition[Any], bound_to: Any, method: str) -> None:
             f"claimed_at=…, for {method}, got {processor.delivery} without them, with which no row "
             "shows to whom it was handed out; choose AT_LEAST_ONCE, or add them to AT_MOST_ONCE."
         )
-    if processor.group_by is not None and processor._handles_batches:
-        raise Unsupported(
-            f"{processor.name}: expected process() for {method} with group_by, got "
-            "process_batch(), which gets the rows of a key together; write process()."
-        )
     if bound_to is not None:
         expect_type(f"{processor.name}: expected bound_to", bound_to, str, "a string, or None")
 
