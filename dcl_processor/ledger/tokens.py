@@ -54,14 +54,11 @@ def take(name: str, rate: float, wanted: int) -> Grant:
             continue
         now, window, used = found
         number = math.floor(now / length)
-        # Also those of the windows before, as far as they had no tokens for them. A later window is
-        # one of another rate, or by a clock that went back.
-        is_known = window <= number
-        spent = max(0, used - (before(number) - before(window))) if is_known else 0
+        # Another window is over, is one of another rate, or by a clock that went back.
+        spent = used if window == number else 0
         free = before(number + 1) - before(number) - spent
         if free <= 0:
-            paid = math.ceil((before(number) + spent + 1) / each) - 1
-            return Grant(0, max(number + 1, paid) * length - now)
+            return Grant(0, (number + 1) * length - now)
         tokens = min(wanted, free)
         # Race: over the rate. Another worker may have taken tokens since they were read: then this
         # statement finds no row, and the tokens are read again.

@@ -260,7 +260,7 @@ def test_tokens_of_an_earlier_window_are_not_given_back_into_a_later_one() -> No
     assert taken(run, 5) == 0
 
 
-def test_a_debt_at_another_rate_is_not_paid_for_years(clock: Any) -> None:
+def test_what_was_taken_at_another_rate_is_not_paid_for_years(clock: Any) -> None:
     assert tokens.take(RATED, 30, 30).tokens == 30
     assert tokens.take(RATED, 0.1, 1).tokens == 1
     clock.now += 10
