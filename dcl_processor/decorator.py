@@ -27,7 +27,6 @@ class Options(TypedDict, total=False):
     name: str
     delivery: Delivery | Literal["transactional", "at_most_once", "at_least_once"]
     batch_size: int
-    strict_order: bool
     reset: Mapping[str, Any] | None
     claim: Mapping[str, Any] | None
     claimed_at: str | None

@@ -59,8 +59,6 @@ class BatchProcessor(Definition[M]):
     - ``delivery``: the order of lock, work, flip and commit, which decides what a crash does.
     - ``batch_size``: rows that are claimed together: in one transaction if the delivery is
       ``TRANSACTIONAL``, otherwise in one claiming transaction.
-    - ``strict_order``: take the rows in the queryset's order over all pending rows, not only
-      within each window; every window is then read from the head again.
     - ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
       is called at the flip. ``None``: the handler itself takes the row out of ``pending``, which
       is verified.
@@ -89,8 +87,8 @@ class BatchProcessor(Definition[M]):
       the app ``dcl_processor.ledger``.
     - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
       handled at the same time, by all workers together. Rows with ``NULL`` are in no group.
-    - ``in_order``: with ``group_by``; the rows of a key are handled one after another in the
-      queryset's order; a row that fails, waits or is in doubt blocks those behind it.
+    - ``in_order``: with ``group_by``; the rows of a key are handled one after another, in the
+      order of ``pending``; a row that fails, waits or is in doubt blocks those behind it.
     - ``max_per_group``: with ``group_by``; rows of one key in flight at once, over all workers.
     - ``pending_since``: since when a row has been pending: a ``DateTimeField``, or an expression;
       the command computes ages from it.

@@ -100,8 +100,6 @@ class RoadTrain(Truck):
     length = models.IntegerField(default=0)
 
 
-
-
 class VisibleManager(models.Manager["Crate"]):
     def get_queryset(self) -> models.QuerySet[Crate]:
         return super().get_queryset().filter(hidden=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import Count, F, QuerySet
 
 from dcl_processor import batch_processor
@@ -34,10 +33,9 @@ def handled(pending: Any, field: str = "pk", **options: Any) -> list[Any]:
 
 
 unsent = Parcel.objects.filter(sent=False)
-in_both_orders = pytest.mark.parametrize("strict_order", [False, True])
+in_both_orders = pytest.mark.parametrize("order", [(), ("pk",)], ids=["by key", "in order"])
 
 
-@in_both_orders
 @pytest.mark.parametrize(
     "queryset",
     [
@@ -59,38 +57,35 @@ in_both_orders = pytest.mark.parametrize("strict_order", [False, True])
     ],
     ids=lambda queryset: f"{queryset.query.order_by}"[:60],
 )
-def test_every_row_comes_once_over_several_windows(
-    queryset: QuerySet[Parcel], strict_order: bool
-) -> None:
+def test_every_row_comes_once_over_several_windows(queryset: QuerySet[Parcel]) -> None:
     rows = parcels(8, weight=None)
     Parcel.objects.filter(priority__in=[2, 5, 7]).update(weight=1)
     for row in rows:
         Scan.objects.bulk_create([Scan(parcel=row) for _ in range(row.priority + 1)])
-    assert sorted(handled(queryset, strict_order=strict_order)) == [row.pk for row in rows]
+    assert sorted(handled(queryset)) == [row.pk for row in rows]
 
 
-def test_windows_are_scanned_by_key_and_ordered_inside() -> None:
+def test_an_order_holds_over_all_windows() -> None:
     parcels(7)
-    assert handled(unsent.order_by("-priority"), "priority") == [2, 1, 0, 5, 4, 3, 6]
+    assert handled(unsent.order_by("-priority"), "priority") == [6, 5, 4, 3, 2, 1, 0]
 
 
-def test_the_default_order_of_the_model_is_followed_across_windows_when_it_is_strict() -> None:
+def test_the_default_order_of_the_model_does_not_count() -> None:
     for name in "cab":
         depot = Depot.objects.create(name=name)
         Visit.objects.create(depot=depot, at=1)
         Visit.objects.create(depot=depot, at=2)
     visits = Visit.objects.filter(done=False)
-    strict = [("a", 2), ("a", 1), ("b", 2), ("b", 1), ("c", 2), ("c", 1)]
-    assert handled(visits, "place", strict_order=True) == strict
-    Visit.objects.update(done=False)
-    assert handled(visits.reverse(), "place", strict_order=True) == strict[::-1]
-    Visit.objects.update(done=False)
     pks = [visit.pk for visit in Visit.objects.order_by("pk")]
-    assert handled(visits.order_by(), strict_order=True) == pks
+    for unordered in (visits, visits.reverse(), visits.order_by()):
+        assert handled(unordered) == pks
+        Visit.objects.update(done=False)
+    by_depot = [("a", 2), ("a", 1), ("b", 2), ("b", 1), ("c", 2), ("c", 1)]
+    assert handled(visits.order_by("depot__name", "-at"), "place") == by_depot
 
 
 @in_both_orders
-def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(strict_order: bool) -> None:
+def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(order: Any) -> None:
     """Each handled row leaves three behind it that sort between it and the upper end."""
     Voucher.objects.bulk_create([Voucher(code=code) for code in ["a", "b", "c", "d", "z"]])
     made = iter(range(10**6))
@@ -100,9 +95,8 @@ def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(strict_ord
         for _ in range(3):
             Voucher.objects.create(code=f"m{next(made):06}")
 
-    run = batch_processor(
-        pending=Voucher.objects.filter(sent=False), done={"sent": True}, strict_order=strict_order
-    )(handle)
+    pending = Voucher.objects.filter(sent=False).order_by(*order)
+    run = batch_processor(pending=pending, done={"sent": True})(handle)
     report = run()
     assert report.processed < 50
     assert_run(report, processed=report.processed)
@@ -110,7 +104,7 @@ def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(strict_ord
 
 
 @in_both_orders
-def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(strict_order: bool) -> None:
+def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(order: Any) -> None:
     """Among other workers too, where a window is read again and again."""
     rows = parcels(5)
     calls: list[int] = []
@@ -123,12 +117,12 @@ def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(strict_order: b
             Parcel.objects.using("other").filter(pk=rows[1].pk).update(sent=True)
         Parcel.objects.filter(sent=True).exclude(pk=rows[1].pk).update(sent=False)
 
-    run = batch_processor(pending=unsent, done={"sent": True}, strict_order=strict_order)(handle)
+    run = batch_processor(pending=unsent.order_by(*order), done={"sent": True})(handle)
     assert_run(run(), processed=len(calls), stale=1)
     assert len(calls) < 20
 
 
-def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
+def test_i8_an_order_forgets_the_rows_that_others_finished() -> None:
     rows = parcels(60)
     tried: set[int] = set()
     longest = 0
@@ -170,7 +164,7 @@ def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
         among_others.scatter()
 
 
-def test_rows_that_fail_in_a_strict_order_are_read_past_however_often_each_comes() -> None:
+def test_rows_that_fail_in_an_order_are_read_past_however_often_each_comes() -> None:
     """Once for each of its scans, of which a row has more than a window holds."""
     rows = parcels(8)
     Scan.objects.bulk_create([Scan(parcel=row) for row in rows for _ in range(5)])
@@ -180,24 +174,7 @@ def test_rows_that_fail_in_a_strict_order_are_read_past_however_often_each_comes
         calls.append(row.pk)
         raise ValueError
 
-    scanned = unsent.filter(scans__ok=True)
-    report = batch_processor(pending=scanned, done={"sent": True}, strict_order=True)(fail)()
+    scanned = unsent.filter(scans__ok=True).order_by("pk")
+    report = batch_processor(pending=scanned, done={"sent": True})(fail)()
     assert_run(report, failed=8)
     assert calls == [row.pk for row in rows]
-
-
-def test_rows_that_are_finished_before_they_are_put_in_order_are_counted() -> None:
-    rows = parcels(3)
-    looks: list[str] = []
-
-    def finish(execute: Any, sql: str, *args: Any) -> Any:
-        looks.append(sql)
-        if len(looks) == 2:
-            Parcel.objects.using("other").filter(pk=rows[1].pk).update(sent=True)
-        return execute(sql, *args)
-
-    ordered = batch_processor(pending=unsent.order_by("-priority"), done={"sent": True})
-    with connection.execute_wrapper(finish):
-        report = ordered(lambda row: None)()
-    assert "ORDER BY" in looks[1]
-    assert_run(report, processed=2, stale=1)

@@ -80,11 +80,11 @@ def test_a_name_that_is_none_is_refused_in_a_class_too(name: Any) -> None:
 
 
 def test_options_of_an_instance_override_those_of_its_class() -> None:
-    other = SendParcels(done={"note": "sent"}, strict_order=True)
+    other = SendParcels(done={"note": "sent"}, in_order=True, group_by="depot")
     assert list(other.done or ()) == ["note"]
-    assert other.strict_order
+    assert other.in_order
     assert SendParcels().done == DONE
-    assert not SendParcels().strict_order
+    assert not SendParcels().in_order
 
 
 def test_a_decorator_without_its_options_is_refused_in_a_sentence() -> None:
@@ -136,7 +136,7 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"batch_size": 0}, InvalidOption, r"expected batch_size .* from 1, got 0"),
     ({"delivery": "exactly_once"}, InvalidOption, r"transactional, .* got 'exactly_once'"),
     ({"delivery": []}, InvalidOption, r"transactional, .* got \[\]"),
-    ({"strict_order": "yes"}, InvalidOption, r"expected strict_order to be True or False"),
+    ({"in_order": "yes"}, InvalidOption, r"expected in_order to be True or False"),
     ({"using": 3}, InvalidOption, r"expected using to be the name of a database .* got 3"),
     ({"bach_size": 3}, InvalidOption, r"no option 'bach_size'; did you mean 'batch_size'\?"),
     ({"zzz": 3}, InvalidOption, r"no option 'zzz'; the options are .*delivery.*"),

@@ -89,9 +89,7 @@ SHAPES: dict[str, tuple[Callable[[], BatchProcessor[Any]], type[Model], dict[str
         {"sent": True},
     ),
     "the queryset's order": (
-        lambda: processor(
-            lambda: Parcel.objects.filter(sent=False).order_by("-priority"), strict_order=True
-        ),
+        lambda: processor(lambda: Parcel.objects.filter(sent=False).order_by("-priority")),
         Parcel,
         {"sent": True},
     ),

@@ -106,10 +106,13 @@ def own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
 
 
 def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
-    """Return the ordering of a queryset, which may be its model's own."""
-    query = queryset.query
-    default = query.get_meta().ordering if query.default_ordering else ()
-    return query.order_by or default or ()
+    """Return the order of an ``order_by()``; the model's ``Meta.ordering`` does not count."""
+    return queryset.query.order_by
+
+
+def is_ordered(queryset: QuerySet[Any, Any]) -> bool:
+    """Return whether the user has ordered the rows; otherwise they come by primary key."""
+    return bool(queryset.query.order_by or queryset.query.extra_order_by)
 
 
 def demanded(where: WhereNode) -> Iterator[Any]:

@@ -1,13 +1,13 @@
 """Stage 1: lock-free windows of primary keys.
 
 The keys that are read here are a hint. A run scans the rows by primary key, and each window starts
-after the last key of the previous one. So dead index entries are passed once, and no row comes
-twice because its sort key changes during the run.
+after the last key of the previous one. So dead index entries are passed once. If the user has
+ordered the rows, each window is read from the head of that order.
 
 Workers that scan side by side would all try to claim the same rows. So a worker that finds a row
 taken reads a larger window of the rows that are pending now, and goes on from a random place in it,
 as every other worker does. From then on they rarely meet. No worker needs to know how many workers
-there are, and a single worker keeps its order.
+there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dcl_processor import steady as time
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_contention, is_database_error
 
-from .question import Question, order_of
+from .question import Question, is_ordered, order_of
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class KeyScan(Generic[M]):
         self._last = pks[-1] if end is None else end
         start = Q(pk__gte=pks[0])
         while pks:
-            yield from self._window(question, _in_order(question, pks))
+            yield from self._window(question, pks)
             if self.among_others:
                 yield from self._scattered(start)
                 return
@@ -96,7 +96,7 @@ class KeyScan(Generic[M]):
                 start = Q(pk__gte=fresh[0])
                 self._tried.difference_update(pks[: pks.index(fresh[0])])
                 place = secrets.randbelow(len(fresh))
-                yield from self._window(question, _in_order(question, fresh)[place:])
+                yield from self._window(question, fresh[place:])
             elif full:
                 start = Q(pk__gt=pks[-1])
                 self._tried.difference_update(pks)
@@ -134,7 +134,7 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
     forget_at = 2 * WINDOW
     while left != 0:
         question = ask()
-        keys = _keys_in_order(question)
+        keys = keys_of(down_to_the_key(question.queryset))
         if len(tried) > forget_at:
             tried.intersection_update(still_pending(question, tried))
             # Many rows may stay pending, and are not to be looked up again for each window.
@@ -157,9 +157,9 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
         left = retrying(keys.count, keys.db) if left is None else left - visited
 
 
-def first_window(question: Question[M], *, strict_order: bool) -> QuerySet[M, Any]:
+def first_window(question: Question[M]) -> QuerySet[M, Any]:
     """Return the read of the first window, which is not executed; a run begins with it."""
-    return (_keys_in_order(question) if strict_order else _keys(question))[:WINDOW]
+    return keys_of(down_to_the_key(question.queryset))[:WINDOW]
 
 
 def place_among(rows: Sequence[Any]) -> int:
@@ -191,21 +191,18 @@ def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
 
 
 def _keys(question: Question[M]) -> QuerySet[M, Any]:
-    keys = question.queryset.order_by("pk")
-    # order_by() does not undo a reverse(), which would reverse the scan.
-    keys.query.standard_ordering = True
-    return keys_of(keys)
-
-
-def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
-    return keys_of(down_to_the_key(question.queryset))
+    return keys_of(down_to_the_key(question.queryset.order_by()))
 
 
 def down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
     """Order the rows completely, so that the order is the same in every statement."""
     if queryset.query.extra_order_by:
         return queryset
-    return queryset.order_by(*order_of(queryset), "pk")
+    rows = queryset.order_by(*order_of(queryset), "pk")
+    if not is_ordered(queryset):
+        # order_by() does not undo a reverse(), which would reverse the scan.
+        rows.query.standard_ordering = True
+    return rows
 
 
 def keys_of(queryset: QuerySet[M, Any], *more: str) -> QuerySet[M, Any]:
@@ -257,12 +254,3 @@ def _counts_up(model: type[Model]) -> bool:
     while field.remote_field:
         field = field.target_field
     return isinstance(field, AutoField)
-
-
-def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
-    """Sort a window in the user's own order, which the scan by key does not follow."""
-    if len(pks) < 2 or not question.queryset.ordered:
-        return pks
-    wanted = down_to_the_key(question.queryset.filter(pk__in=pks))
-    # Rows that are no longer pending go to the end, where their claim finds that out.
-    return list(dict.fromkeys([*look(keys_of(wanted)), *pks]))

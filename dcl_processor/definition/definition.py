@@ -55,7 +55,6 @@ class Definition(Generic[M]):
     name: str = _DefaultName()  # type: ignore[assignment]  # a descriptor that gives a str
     delivery: Delivery = Delivery.TRANSACTIONAL
     batch_size: int = 1
-    strict_order: bool = False
     done: Mapping[str, Any] | None = None
     failed: Mapping[str, Any] | None = None
     reset: Mapping[str, Any] | None = None

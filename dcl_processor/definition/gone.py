@@ -11,6 +11,7 @@ OF_A_PROCESSOR: dict[str, str] = {
     "breaker": "leave it out: rows back off by retry, and a run ends when everything fails",
     "lock_related": "leave it out; code that has to keep workers out of a key calls lock_key()",
     "repeats": "let pending compare a time column with Now(), and done move that time",
+    "strict_order": "leave it out: an order_by() of pending holds over the whole backlog",
     "taken_over": "add a Retry, and look at row.attempts > 1 in the handler",
     "throttle": "set a rate, or wait in the handler",
 }

@@ -56,7 +56,6 @@ _REQUIRED: dict[str, _Check] = {
     "name": _a(str, "a string"),
     "batch_size": _number_of("rows", least=1),
     "concurrency": _number_of("handlers", least=1),
-    "strict_order": _a(bool, "True or False"),
     "in_order": _a(bool, "True or False"),
 }
 
@@ -252,11 +251,6 @@ def _check_groups(processor: Definition[Any]) -> None:
 def _contradictions(processor: Definition[Any]) -> Iterator[str]:
     """Yield what is wrong with options that are right alone, but not together."""
     most = processor.max_per_group or 1
-    if processor.strict_order:
-        yield (
-            "group_by or strict_order, got both: keys take turns, so there is no order over all "
-            "rows; use in_order=True for the order within each key"
-        )
     if processor._handles_batches:
         yield (
             "process() with group_by, got process_batch(); write a processor over the parent, "

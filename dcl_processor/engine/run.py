@@ -19,7 +19,7 @@ from django.utils import timezone, translation
 from dcl_processor import observers, oversight
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.groups import refuse_order
-from dcl_processor.candidates.question import Question, ask
+from dcl_processor.candidates.question import Question, ask, is_ordered
 from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.sight import Sees, Shared
@@ -495,9 +495,8 @@ def dry_run(run: Run) -> DryRun:
         run.make_source(question)  # which refuses what cannot be a key
         pending = scan.count(question, MOST_COUNTED)
         found = DryRun(name=processor.name, pending=pending, limit=run.limits.rows)
-        in_order = processor.strict_order
-        windows = scan.ordered_scan(run.ask, set()) if in_order else scan.KeyScan(run.ask, set())
-        window = next(iter(windows), None)
+        walk = scan.ordered_scan if is_ordered(question.queryset) else scan.KeyScan
+        window = next(iter(walk(run.ask, set())), None)
         if window is None:
             return found
         question, waiting = window

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor import steady as time
 from dcl_processor.candidates import scan
-from dcl_processor.candidates.question import Question
+from dcl_processor.candidates.question import Question, is_ordered
 
 from .settlement import Batch, Missed, Wanted, spare
 
@@ -60,7 +60,7 @@ class Source:
         self._tried: set[Any] = set()
         self._in_flight: set[Any] = set()
         #: Whether rows may be taken out of the window's order, at a random place.
-        self._spreads = not run.processor.strict_order
+        self._spreads = not is_ordered(question.queryset)
         self._got = self._missed = self._since_miss = 0
         self._is_stale = self._is_held = False
         #: Whether the candidates are rows that an earlier claim did not get.
@@ -220,7 +220,10 @@ class Source:
             if streak.is_to_move:
                 # Or rows at the head that always fail would keep the others out.
                 shuffle(self._alone)
-                streak.is_to_move, streak.has_moved, self._is_stale = False, True, True
+                streak.is_to_move, streak.has_moved = False, True
+                # In the user's order the rest of the window comes first.
+                self._waiting.rotate(-scan.place_among(self._waiting))
+                self._is_stale = self._spreads
             claimed = batch.claimed
             # Those that it did not get may be in flight again, in another lane.
             pks = batch.wanted.pks if claimed is None else [held.pk for held in claimed.rows]

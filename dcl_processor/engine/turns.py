@@ -26,8 +26,9 @@ class Turn:
 
     ``alone``: its next rows, each of which is handled alone; ``waiting``: those that come after
     them. ``left``: rows that the run may still take of it; ``None``: not counted yet. ``tried``:
-    rows that were handled and may still be pending; at ``forget_at`` rows, a query finds those that
-    are no longer pending, and they are removed; ``missed``: those that another session has locked.
+    rows that were handled, or are put last, and may still be pending; at ``forget_at`` rows, a
+    query finds those that are no longer pending, and they are removed; ``missed``: those that
+    another session has locked.
     ``in_flight``: batches; ``is_in_line``: or among the next ones. ``is_old``: ``waiting`` is to be
     checked. ``size``: rows that are read at once in order. ``suspects``: rows that may kill the
     process; ``is_last``: all others were handled.

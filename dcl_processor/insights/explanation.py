@@ -214,7 +214,7 @@ class Asked:
         if (of_key := self._groups()) is not None:
             rows = groups.first_window(self.question, of_key)
         else:
-            rows = scan.first_window(self.question, strict_order=self.processor.strict_order)
+            rows = scan.first_window(self.question)
         return compiled(rows)
 
     def age_index(self) -> Index | None:

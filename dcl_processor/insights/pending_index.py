@@ -50,18 +50,13 @@ class _NotConstantError(Exception):
 
 
 def pending_index(
-    question: Question[Any],
-    *,
-    group: Any = None,
-    strict_order: bool = False,
-    since: str | None = None,
+    question: Question[Any], *, group: Any = None, since: str | None = None
 ) -> Index | None:
     """Return the index of the model's table that serves the lock-free read of the question.
 
     ``group``: the field of ``group_by``. A run reads the keys, then the rows of each key in the
     queryset's order, so the index begins with this field. It is an index of the table that has the
     field.
-    ``strict_order``: the read is in the queryset's own order, and not in that of the primary key.
     ``since``: a column whose smallest value in the pending rows the index is to show instead.
     ``None``: no condition of the question compares a column of this table with a constant or with
     the time. Sends no query.
@@ -69,7 +64,7 @@ def pending_index(
     if group is not None:
         return _index_of_keys(question, group)
     parts = _split(question)
-    order = _order(question, question.model) if strict_order else [since] if since else []
+    order = [since] if since else _order(question, question.model)
     first = (order if parts.constant else []) or parts.moving
     condition = reduce(operator.and_, parts.constant) if parts.constant else None
     if condition is None and not first:
@@ -263,7 +258,7 @@ def suggested(processor: Definition[Any], question: Question[Any]) -> Suggested:
     Raises ``InvalidOption`` for a ``group_by`` that names no key.
     """
     if processor.group_by is None:
-        index = pending_index(question, strict_order=processor.strict_order)
+        index = pending_index(question)
         return Suggested(question.model, index)
     groups = groups_of(processor, question.model)
     index = pending_index(question, group=groups.field)

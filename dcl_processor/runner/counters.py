@@ -242,9 +242,8 @@ class Streak:
         # One such row is a failure of that row. At the second in a row the run has to end, because
         # this run and every later one would repeat each further handler call.
         self.ends_the_run = self.wrong >= 2 or self.failed >= self._most
-        # A strict order has no random places, and keys are visited from a random one.
-        is_fixed = self.processor.strict_order or self.processor.group_by is not None
-        if is_fixed:
+        # Keys are visited from a random place.
+        if self.processor.group_by is not None:
             return
         if is_wrong:
             self.is_to_move = True
@@ -254,6 +253,6 @@ class Streak:
     @property
     def _most(self) -> float:
         most = self.processor.max_consecutive_failures
-        if most is None and not (self.succeeded or self.processor.strict_order):
+        if most is None and not self.succeeded:
             return MOST_FROM_THE_START
         return most or math.inf

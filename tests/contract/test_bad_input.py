@@ -163,7 +163,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_per_group": 2}, "expected max_per_group together with group_by"),
     ({"group_by": "place", "in_order": True, "max_per_group": 2}, "max_per_group=1 or None with"),
     ({"group_by": "place", "in_order": True, "batch_size": 2}, "batch_size=1 with in_order"),
-    ({"group_by": "place", "strict_order": True}, "group_by or strict_order"),
     ({"group_by": "place", "process_batch": len}, r"write a processor over the parent, pending="),
     ({"group_by": "place", "max_per_group": 0}, "a whole number of rows in flight from 1"),
     ({"group_by": 1}, "the name of a column"),

@@ -61,9 +61,8 @@ def test_it_says_what_a_run_would_do_and_changes_nothing(make: the.Make) -> None
 def test_the_first_rows_are_those_that_the_run_tries_first() -> None:
     parcels(5)
     tried: list[Any] = []
-    latest_first = UNSENT.order_by("-priority")
-    for option in ({}, {"strict_order": True}):
-        run = processor(lambda row: tried.append(row.pk), pending=latest_first, **option)
+    for asked in (UNSENT, UNSENT.order_by("-priority")):
+        run = processor(lambda row: tried.append(row.pk), pending=asked)
         found = run.dry_run(limit=2)
         assert_run(run(limit=2), processed=2, stopped="limit")
         assert found.first == tuple(tried[-2:])
@@ -193,10 +192,10 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert_run(waiting(), processed=2)
 
 
-@pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
-def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
+@pytest.mark.parametrize("asked", [UNSENT, UNSENT.order_by("-priority")], ids=["key", "order"])
+def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(asked: Any) -> None:
     parcels(scan.WINDOW + 3)
-    ordered = processor(the.ignore, pending=UNSENT.order_by("-priority"), **option)
+    ordered = processor(the.ignore, pending=asked)
     ordered.max_pending = scan.WINDOW + 2
     assert f"got {scan.WINDOW + 3};" in refused(ordered)
     ordered.max_pending = 50

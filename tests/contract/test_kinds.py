@@ -44,6 +44,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 IS_POSTGRESQL = connection.vendor == "postgresql"
 
 #: A flip that no other statement writes.
+IN_ORDER = the.PENDING.order_by("pk")
 FLIP = {"done": True, "result": "done"}
 
 
@@ -422,7 +423,7 @@ def test_i13_a_row_whose_mark_is_refused_ends_no_run() -> None:
     Errand.objects.create(place=9, done=True, code="2")
     calls: list[int] = []
     claim = {"claimed": True, "code": F("result")}
-    run = the.at_most_once(lambda row: calls.append(row.place), claim=claim, strict_order=True)
+    run = the.at_most_once(lambda row: calls.append(row.place), claim=claim, pending=IN_ORDER)
     assert_run(run(), processed=4, failed=1)
     assert calls == [0, 1, 3, 4]
     rows[2].refresh_from_db()
@@ -595,7 +596,7 @@ if HAS_ROW_LOCKS:
                     locks.close()
 
             run = the.at_least_once(
-                handle, retry=the.retry(), strict_order=True, batch_size=batch_size
+                handle, retry=the.retry(), pending=IN_ORDER, batch_size=batch_size
             )
             assert_run(run(), processed=4)
         assert calls == [0, 1, 2, 3]
@@ -651,7 +652,7 @@ if HAS_ROW_LOCKS:
             clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
             monkeypatch.setattr(lane, "time", clock)
             run = the.at_least_once(
-                lambda row: locks.enter_context(part_locked(Errand, row.pk)), strict_order=True
+                lambda row: locks.enter_context(part_locked(Errand, row.pk)), pending=IN_ORDER
             )
             assert_run(run(limit=1), processed=1, stopped="limit")
         assert pauses

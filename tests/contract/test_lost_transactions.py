@@ -181,9 +181,7 @@ def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, in
     parcels(3)
     calls: list[int] = []
     run = batch_processor(
-        pending=Parcel.objects.filter(sent=False).order_by("priority"),
-        done={"sent": True},
-        strict_order=True,
+        pending=Parcel.objects.filter(sent=False).order_by("priority"), done={"sent": True}
     )(lambda row: calls.append(row.priority))
 
     def answer(send: Callable[..., Any], asked: str, *args: Any) -> Any:

@@ -265,11 +265,7 @@ def test_a_given_up_row_that_stays_in_pending_is_put_back_without_reset(make: An
 
 @pytest.mark.parametrize(
     "again",
-    [
-        {"attempts": 2},
-        {"next_attempt_at": timezone.now()},
-        {"last_error": "ValueError: no driver"},
-    ],
+    [{"attempts": 2}, {"next_attempt_at": timezone.now()}, {"last_error": "ValueError: no driver"}],
     ids=lambda again: next(iter(again)),
 )
 def test_a_row_that_was_put_back_and_failed_again_is_left(again: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ SENTENCES = {
         f"ends after {counters.MOST_FROM_THE_START} failures",
         f"up to {counters.MOST_FAILURES} in a run",
     ],
-    "docs/howto/define.md": [f"within windows of {scan.WINDOW} rows"],
+    "docs/howto/define.md": [f"window of {scan.WINDOW} rows"],
     "docs/howto/operate.md": [
         f"A run waits up to {limits.LONGEST_HOLD:g} seconds",
         f"Orders wait {models.LOCK_WAIT:g} seconds for a lock",

@@ -216,7 +216,7 @@ def test_suspects_are_left_out_of_the_windows_that_follow(
     rows = parcels(*[""] * 10)
     calls: list[int] = []
     ordered = Parcel.objects.filter(sent=False).order_by("pk")
-    processor = deliver(lambda row: calls.append(row.pk), pending=ordered, strict_order=True)
+    processor = deliver(lambda row: calls.append(row.pk), pending=ordered)
     left_by_the_dead(rows[0], processor=processor)
     assert_run(processor(), processed=10)
     assert calls == [*rows[1:], rows[0]]

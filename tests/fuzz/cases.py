@@ -112,9 +112,5 @@ def cases(draw: st.DrawFn, delivery: Delivery) -> Case:
         draw(st.booleans()),
         draw(st.sampled_from((RACE, BETWEEN, BETWEEN, STRANGER))),
         draw(st.sampled_from(places)),
-        draw(
-            st.sampled_from(
-                ({}, {}, {}, {"batch_size": 3}, {"strict_order": True}, {"batch_size": 2})
-            )
-        ),
+        draw(st.sampled_from(({}, {}, {}, {"batch_size": 3}, {"batch_size": 2}))),
     )

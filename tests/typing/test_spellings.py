@@ -31,7 +31,6 @@ from tests.models import Letter, Parcel
     pending=lambda: Parcel.objects.filter(sent=False),
     done={"sent": True},
     delivery=Delivery.TRANSACTIONAL,
-    strict_order=True,
 )
 def send_parcel(row: Parcel) -> int:
     return row.priority

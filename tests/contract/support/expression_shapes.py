@@ -106,10 +106,9 @@ ANNOTATIONS = [
         is_double=False,
     ),
     span(
-        "strictly ordered by an annotation",
+        "ordered by an annotation",
         parcels.annotate(n=Count("scans")).order_by("-n"),
         is_double=False,
-        options={"strict_order": True},
     ),
     span(
         "document",

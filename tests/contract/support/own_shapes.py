@@ -141,7 +141,7 @@ ORDERS = [
         done={"done": True},
         spare="at",
     ),
-    own("strict order", parcels.order_by("-priority"), options={"strict_order": True}),
+    own("order", parcels.order_by("-priority")),
 ]
 
 OWN = here([*LOOKUPS, *KEYS, *MODELS, *LOADING, *ORDERS])

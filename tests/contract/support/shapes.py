@@ -34,7 +34,6 @@ class Shape:
     is_double: bool = True
     #: A column that another session edits, and that the question does not ask.
     spare: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
     filter: Q | None = None
     #: The alias that a run locks and writes.
     using: str = "default"
