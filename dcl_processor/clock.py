@@ -83,7 +83,8 @@ def _offset(connection: Any) -> int:
     The server may not know that zone. This process's clock decides only whether the zone has
     daylight saving time now.
     """
-    return int(_utc_offset(datetime.now(UTC), _zone(connection)).total_seconds())
+    offset = datetime.now(UTC).astimezone(_zone(connection)).utcoffset()
+    return int((offset or timedelta(0)).total_seconds())
 
 
 def _zone(connection: Any) -> tzinfo | None:
@@ -92,24 +93,6 @@ def _zone(connection: Any) -> tzinfo | None:
         zone: tzinfo = connection.timezone
         return zone
     return ZoneInfo(settings.TIME_ZONE) if settings.TIME_ZONE else None
-
-
-def _utc_offset(instant: datetime, zone: tzinfo | None) -> timedelta:
-    return instant.astimezone(zone).utcoffset() or timedelta(0)
-
-
-def changing_zone(field: DateTimeField[Any, Any], using: str) -> str | None:
-    """Return the zone of the column's local time if its clocks change; sends no query."""
-    connection: Any = connections[using]
-    has_zone = connection.features.supports_timezones
-    if has_zone and "with time zone" in (field.db_type(connection) or ""):
-        return None
-    zone, today = _zone(connection), datetime.now(UTC)
-    # A year contains every change, and yesterday's change may still be going on somewhere.
-    days = (today + timedelta(days=number) for number in range(-1, 367))
-    if len({_utc_offset(day, zone) for day in days}) == 1:
-        return None
-    return str(zone or "this system's time zone")
 
 
 def read(table: QuerySet[Any], pks: Collection[Any]) -> datetime | None:

@@ -10,7 +10,7 @@
 - E008  a processor is refused when it is defined
 - E009  a column of retry, lease or claimed_at is missing, or of another kind
 - E010  two processors of one model share columns that each processor needs for itself
-- E011  the lease's column keeps local time of a zone whose clocks change
+- E011  the columns of a lease, a claim or a retry would keep local time
 - E014  max_workers on a database without locks that end with a session
 - E015  group_by names no column that can be a key
 - E016  the database cannot lock a key
@@ -46,6 +46,7 @@ from django.db import connections
 
 from dcl_processor import registry
 from dcl_processor.candidates.question import Question
+from dcl_processor.definition import model_columns
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.locking.slots import refuse_without_locks
@@ -163,11 +164,10 @@ def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
 
 
 def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
-    """Yield an error if the lease's column keeps a time that will be an hour off some day."""
-    if processor.lease is not None:
-        hint = "With USE_TZ=True, columns without a time zone store UTC."
-        lasts = partial(processor.lease.check_clock, question.model, question.using, processor.name)
-        yield from questions.refusals(processor, lasts, hint, "dcl_processor.E011")
+    """Yield an error if columns of the processor's own would keep local time."""
+    hint = "At an hour that is skipped, two workers would handle one row."
+    keeps = partial(model_columns.check_clock, processor, question.using)
+    yield from questions.refusals(processor, keeps, hint, "dcl_processor.E011")
 
 
 def check_database(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Iterator[CheckMessage]:

@@ -11,7 +11,6 @@ from django.conf import settings
 from django.db.models import DateTimeField, Model, Q
 
 from dcl_processor import clock
-from dcl_processor.exceptions import Unsupported
 from dcl_processor.values import DAY, expect_seconds, expect_type, seconds
 
 from .model_columns import expect_column
@@ -144,17 +143,3 @@ class Lease:
         named = f"{label}: expected the Lease's field={self.field!r}"
         words = "a nullable DateTimeField"
         expect_column(model, self.field, DateTimeField, null=True, named=named, words=words)
-
-    def check_clock(self, model: type[Model], using: str, label: str) -> None:
-        """Raise ``Unsupported`` if the column's time would be an hour off some day.
-
-        At an hour that is skipped, all leases would lapse, and two workers would handle one row.
-        """
-        column: Any = model._meta.get_field(self.field)
-        if zone := clock.changing_zone(column, using):
-            raise Unsupported(
-                f"{label}: expected {model._meta.label}.{self.field}, which keeps the lease, to "
-                f"be in a time zone whose clocks never change, got local time of {zone} on "
-                f"{using!r}; set USE_TZ=True, or a TIME_ZONE such as UTC, or choose another "
-                "delivery than AT_LEAST_ONCE."
-            )

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
+from django.db import connections
 from django.db.models import DateTimeField, Field, Model
 from django.db.models.query_utils import DeferredAttribute
 
-from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
 from dcl_processor.values import Values, is_constant
 
 if TYPE_CHECKING:
@@ -71,8 +73,30 @@ def check(processor: Definition[Any], model: type[Model], using: str) -> None:
     for option, values in written(processor):
         check_columns(values, model, processor.name, option)
     check_own_columns(processor, model)
-    if processor.lease is not None:
-        processor.lease.check_clock(model, using, processor.name)
+    check_clock(processor, using)
+
+
+def check_clock(processor: Definition[Any], using: str) -> None:
+    """Raise ``Unsupported`` if columns of the processor's own would keep local time.
+
+    At an hour that is skipped, all leases would lapse, and two workers would handle one row.
+    """
+    connection: Any = connections[using]
+    keeps_utc = settings.USE_TZ and connection.timezone_name == "UTC"
+    if not (keeps_utc or connection.features.supports_timezones) and (times := _times(processor)):
+        got = f"TIME_ZONE={connection.timezone_name!r}" if settings.USE_TZ else "USE_TZ=False"
+        raise Unsupported(
+            f"{processor.name}: expected {' and '.join(times)} to keep times in UTC, got local "
+            f"time on {using!r} by {got}; set USE_TZ=True and no TIME_ZONE in DATABASES, use "
+            "PostgreSQL, whose columns have a time zone, or leave the options of these columns out."
+        )
+
+
+def _times(processor: Definition[Any]) -> list[str]:
+    """Return the names of the columns that keep times of the processor's own."""
+    retry_at = processor.retry.next_attempt_at if processor.retry else None
+    lease = processor.lease.field if processor.lease else None
+    return [*filter(None, (lease, processor.claimed_at, retry_at))]
 
 
 def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:

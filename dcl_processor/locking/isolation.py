@@ -233,6 +233,7 @@ def refuse_without_transactions(question: Question[Any]) -> None:
     connection.ensure_connection()
     if connection.connection not in _trusted:
         _refuse_changed_rows(connection)
+        _refuse_ignored_locks(connection)
     trusted = _trusted.setdefault(connection.connection, set())
     if question.model in trusted:
         return
@@ -259,6 +260,15 @@ def _refuse_changed_rows(connection: Any) -> None:
             f"matches, got OPTIONS with client_flag={flags} without FOUND_ROWS, with which a row "
             "that has these values already counts as not written; remove client_flag, or add "
             "MySQLdb.constants.CLIENT.FOUND_ROWS to it."
+        )
+
+
+def _refuse_ignored_locks(connection: Any) -> None:
+    if "tidb" in connection.mysql_server_info.lower():
+        raise Unsupported(
+            f"expected a database on {connection.alias!r} that keeps SKIP LOCKED, got "
+            f"{connection.mysql_server_info}, which accepts these words and ignores them, so that "
+            "two workers would handle one row; use PostgreSQL, MariaDB or MySQL."
         )
 
 
