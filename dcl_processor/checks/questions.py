@@ -66,7 +66,7 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
     source: Any = processor.pending
     if not isinstance(source, QuerySet):
         return  # called for each window, so its times are fresh
-    frozen = {str(part) for part in _parts(query) if is_frozen(part)}
+    frozen = {str(part) for part in parts(query) if is_frozen(part)}
     for value in sorted(frozen):
         yield checks.Warning(
             f"pending compares with {value}, which was read from the clock at import and does not "
@@ -78,12 +78,9 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
 
 
 def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
-    if processor._has_fixed_flip:
+    if processor.done is not None or processor._writes("get_done"):
         return  # the row leaves pending by its own columns, as every run verifies
-    nodes = list(_parts(query.where, into_queries=False))
-    own = any(isinstance(node, Col) and not _shared_by(query, node.alias) for node in nodes)
-    if processor._writes("get_done") and own:
-        return  # likewise, by a value that depends on the handler's result
+    nodes = parts(query.where, into_queries=False)
     shared = {label for node in nodes for label in _shared_models(query, node)}
     for label in sorted(shared):
         yield checks.Warning(
@@ -123,7 +120,7 @@ def _is_shared(field: Any) -> bool:
     return isinstance(field, ForeignKey) and not field.unique
 
 
-def _parts(node: Any, *, into_queries: bool = True) -> Iterator[Any]:
+def parts(node: Any, *, into_queries: bool = True) -> Iterator[Any]:
     """Yield every expression and constant in a query, a condition or an expression."""
     yield node
     children: list[Any] = []
@@ -142,7 +139,7 @@ def _parts(node: Any, *, into_queries: bool = True) -> Iterator[Any]:
         case _ if hasattr(node, "get_source_expressions") and not isinstance(node, Query):
             children = [child for child in node.get_source_expressions() if child is not None]
     for child in children:
-        yield from _parts(child, into_queries=into_queries)
+        yield from parts(child, into_queries=into_queries)
 
 
 # --- recognises a time that was read from the clock once, at the import of a module
