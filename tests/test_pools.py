@@ -39,7 +39,7 @@ def pooled(size: int, **options: Any) -> Iterator[Any]:
 RUNS: dict[str, tuple[Any, int, int]] = {
     "one by one": (the.transactional, 1, 1),
     "a lease": (the.at_least_once, 1, 2),
-    "threads": (the.transactional, 3, 4),
+    "threads": (the.at_most_once, 3, 4),
     "threads and a lease": (the.at_least_once, 3, 5),
 }
 #: The handlers, which query, have a thread of their own beside that of the run.

@@ -90,6 +90,7 @@ def check(processor: Definition[Any], missing: Sequence[str]) -> None:
     for option in FLIPS:
         _check_flip(processor, option)
     _check_delivery(processor)
+    check_delivers_together(processor, processor.concurrency)
     if processor.retry is not None:
         _check_retry(processor, processor.retry)
     _check_groups(processor)
@@ -182,6 +183,16 @@ def _check_delivery(processor: Definition[Any]) -> None:
         _refuse_without_claim(processor, "claimed_at", "AT_LEAST_ONCE without claim")
     elif "claim" in rules.options:
         _check_claimless(processor)
+
+
+def check_delivers_together(processor: Definition[Any], concurrency: int) -> None:
+    """Refuse several handlers at once where each of them works in a transaction."""
+    if concurrency > 1 and rules_of(processor).in_transaction:
+        raise Unsupported(
+            f"{processor._label}: expected concurrency=1 with "
+            f"{str(processor.delivery).upper()}, got {concurrency}; start more workers, or choose "
+            "AT_LEAST_ONCE or AT_MOST_ONCE."
+        )
 
 
 def _check_claim(processor: Definition[Any]) -> None:

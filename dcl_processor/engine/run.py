@@ -12,7 +12,7 @@ from itertools import islice
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, connections
+from django.db import connections
 from django.db.models import Model, Q
 from django.utils import timezone, translation
 
@@ -21,9 +21,7 @@ from dcl_processor.candidates import scan
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask, is_ordered
 from dcl_processor.compiled_sql.cache import StatementCache
-from dcl_processor.database.connection import reconnected
-from dcl_processor.database.sight import Sees, Shared
-from dcl_processor.definition import model_columns
+from dcl_processor.definition import model_columns, validation
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.execution.event_loop import EventLoop, refuse_green_threads
@@ -85,6 +83,7 @@ class Run:
         limits.check_filter(filter)
         self.concurrency = processor.concurrency if concurrency is None else concurrency
         limits.check_concurrency(self.concurrency, is_async=processor._is_async)
+        validation.check_delivers_together(processor, self.concurrency)
         limits.check_stop(stop)
         self.limits = limits.Limits(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
@@ -120,11 +119,6 @@ class Run:
         #: The values with which a claim's constants are read back.
         self.kept_constants: Values = {}
         self._verifying = Lock()
-        #: Whether the run's session was open before, and what it sees then.
-        self.was_open = False
-        self.shared: Shared | None = None
-        #: What its sessions are to see after each handler.
-        self.sees = Sees()
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -157,22 +151,7 @@ class Run:
         model_columns.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
         self.using = self._alias = question.using
-        mine: Any = connections[self.using]
-        self.was_open = mine.connection is not None and not mine.in_atomic_block
         return question
-
-    def share(self) -> None:
-        """Find out before the first claim what the session sees, for those that follow it."""
-        try:
-            self.shared = Shared(self.using)
-        except Error:
-            if not reconnected(self.using):
-                raise
-            self.shared = Shared(self.using)
-        if self.heartbeat is not None:
-            self.heartbeat.shared = self.shared
-        if self.event_loop is not None:
-            self.event_loop.sessions.shared = self.shared
 
     def _execute(self, question: Question[Any], running: Running) -> Report:
         self._prepare()
@@ -209,8 +188,6 @@ class Run:
 
     def forget_source(self) -> None:
         """Let go of the candidates, which refer to the run, and of its session."""
-        if self.shared is not None:
-            self.shared.close()
         self.source.close()
         del self.source
 
@@ -240,11 +217,12 @@ class Run:
         """Raise if the run cannot be made here."""
         name = self.processor.name
         # A TestCase commits no rows, so that no other connection would see them.
-        if self.concurrency > 1 and connections[self.using].in_atomic_block:
-            self.concurrency = 1
+        if connections[self.using].in_atomic_block:
+            limits.refuse_threads_in_tests(name, self._threads)
             if self.event_loop is not None:
-                self.event_loop.concurrency = 1
+                self.event_loop.concurrency = self.concurrency = 1
         if self.time_limit is not None:
+            limits.refuse_time_limit_elsewhere(name, self.concurrency)
             refuse_other_transactions(self.using, name)
         limits.refuse_small_pool(
             self.using,
@@ -254,6 +232,8 @@ class Run:
             heartbeat=self.heartbeat is not None,
             overseer=oversight.connections_of(self.using),
         )
+        if self._threads or self.heartbeat is not None or self.event_loop is not None:
+            limits.refuse_tenant(self.using, name)
         if self.processor.max_workers is not None:
             self.slot = Slot(self.using, name, self.processor.max_workers)
         if self._needs_notes():
@@ -282,8 +262,6 @@ class Run:
             Lane(self).drive()
             return
         errors: list[BaseException] = []
-        if self.was_open:
-            self.share()
         zone, language = timezone.get_current_timezone(), translation.get_language()
         name = f"{self.processor.name}: handlers"
         # Daemons: one that an interrupt leaves at work does not keep the process from its end.
@@ -314,16 +292,12 @@ class Run:
         self, zone: tzinfo, language: str | None, errors: list[BaseException]
     ) -> None:
         try:
-            if self.shared is not None:
-                self.shared.share(connections[self.using])
             # A question may depend on both, and Django keeps them for each thread.
             with timezone.override(zone), translation.override(language):
                 Lane(self).drive()
         except BaseException as error:  # noqa: BLE001  # raised in the run's own thread
             errors.append(error)
         finally:
-            if self.shared is not None:
-                self.shared.undo()
             connections.close_all()
 
     def leave(self) -> None:
@@ -376,8 +350,6 @@ class Run:
         self.flips_may_wait = not (rehearsal.has_rules or (looks and rehearsal.has_triggers))
         self.rehearsal = rehearsal
         self.counters.may_be_refused |= bool(rehearsal.refused)
-        if rehearsal.has_policies and self.shared is None:
-            self.share()
 
     def verify(self, held: Held) -> None:
         """Try the flips on the run's first row, before the first handler of any lane."""
@@ -385,9 +357,6 @@ class Run:
             if self.rehearsal is None:
                 found = rehearse(self.processor, self.source.question, held.row, held.pk)
                 self.trust(found)
-                # Where handlers follow, which a hand-out has not.
-                own = connections[self.using]
-                self.sees.note(own, self.shared, policies=found.has_policies)
 
     def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:
         """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window, if any."""

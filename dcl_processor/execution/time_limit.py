@@ -1,9 +1,10 @@
 """Interrupt a plain handler whose time is over.
 
-A thread of the run raises ``HandlerCancelled`` in the handler's thread: CPython delivers it between
-two steps of Python code, so not while the thread waits in C. The main thread is also sent a signal,
-which ends such a wait. Whatever the handler makes of it, its row has failed, and the sessions of
-its thread are closed: where it was interrupted, they may be in the middle of a statement.
+A thread of the run raises ``HandlerCancelled`` in the main thread, where the handler is: CPython
+delivers it between two steps of Python code, so not while the thread waits in C. A signal ends such
+a wait, and reaches the main thread alone. Whatever the handler makes of it, its row has failed, and
+the sessions of the thread are closed: where it was interrupted, they may be in the middle of a
+statement.
 
 Asynchronous handlers need none of this: asyncio cancels them.
 """
@@ -58,8 +59,7 @@ class _Watched:
                 _raise_in(self.thread, HandlerCancelled)
         finally:
             self.is_sending = False
-        if self.thread == threading.main_thread().ident:
-            _wake_main_thread(self.thread)
+        _wake_main_thread(self.thread)
 
     def end(self) -> None:
         """End the call, so that nothing is raised in its thread from here on; may be repeated."""
@@ -75,9 +75,8 @@ class TimeLimit:
     def __init__(self, seconds: float, label: str) -> None:
         self.seconds = seconds
         self._label = label
-        self._watched: set[_Watched] = set()
+        self._watched: _Watched | None = None
         self._over = threading.Event()
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._replaced: Any = None
 
@@ -91,7 +90,7 @@ class TimeLimit:
         # The interrupt may come at any step until end() has returned, also in an ``except``.
         try:
             try:
-                self._watched.add(watched)
+                self._watched = watched
                 result = function(*arguments)
             except BaseException as raised:  # noqa: BLE001  # raised again below
                 error = raised
@@ -102,7 +101,7 @@ class TimeLimit:
         finally:
             # Also after Ctrl-C in one of these lines.
             watched.is_over = True
-            self._watched.discard(watched)
+            self._watched = None
         if watched.was_sent:
             sessions.close()
             if error is None or isinstance(error, HandlerCancelled) or not ends_the_run(error):
@@ -112,7 +111,7 @@ class TimeLimit:
         return result  # type: ignore[no-any-return]  # which the function has returned
 
     def is_held_up(self, call: Call) -> bool:  # noqa: ARG002  # as in CallLimits
-        """Return ``False``: each call is in a thread of its own, in which it is interrupted."""
+        """Return ``False``: one call at a time is under way."""
         return False
 
     def close(self) -> None:
@@ -121,26 +120,21 @@ class TimeLimit:
         if self._thread is not None:
             self._thread.join(GRACE)
         if WAKES is not None and self._replaced is not None:
-            with suppress(ValueError):  # not the thread that has put the handler in
-                if signal.getsignal(WAKES) is _do_nothing:
-                    signal.signal(WAKES, self._replaced)
+            if signal.getsignal(WAKES) is _do_nothing:
+                signal.signal(WAKES, self._replaced)
             self._replaced = None
 
     def _start(self) -> None:
-        if self._thread is not None:
-            return
-        with self._lock:
-            if self._thread is None:
-                self._let_signals_wake()
-                name = f"{self._label}: time limit"
-                thread = threading.Thread(target=self._watch, name=name, daemon=True)
-                thread.start()
-                self._thread = thread
+        if self._thread is None:
+            self._let_signals_wake()
+            name = f"{self._label}: time limit"
+            thread = threading.Thread(target=self._watch, name=name, daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _let_signals_wake(self) -> None:
-        """Have a handler for the signal in the main thread, without which it would be ignored."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if WAKES is not None and is_main:
+        """Have a handler for the signal, without which it would be ignored."""
+        if WAKES is not None:
             with suppress(ValueError):  # the main thread of another interpreter
                 if signal.getsignal(WAKES) in (signal.SIG_DFL, signal.SIG_IGN):
                     self._replaced = signal.signal(WAKES, _do_nothing)
@@ -149,12 +143,11 @@ class TimeLimit:
         # A call that begins during the wait is not due before the wait is over.
         pause = self.seconds
         while not self._over.wait(pause):
-            now = time.monotonic()
-            for each in self._watched.copy():
-                if each.due <= now:
-                    each.due = now + GRACE
-                    each.interrupt()
-            due = min((each.due for each in self._watched.copy()), default=now + self.seconds)
+            now, watched = time.monotonic(), self._watched
+            if watched is not None and watched.due <= now:
+                watched.due = now + GRACE
+                watched.interrupt()
+            due = now + self.seconds if watched is None else watched.due
             pause = max(0.0, min(due - now, self.seconds))
 
 
@@ -169,7 +162,7 @@ def _raise_in(thread: int, error: type[BaseException]) -> None:
 
 
 def _wake_main_thread(thread: int) -> None:
-    # Not where a library has a handler in C, or the run is not in the main thread.
+    # Not where a library has a handler in C.
     if WAKES is not None and callable(signal.getsignal(WAKES)):
         signal.pthread_kill(thread, WAKES)
 

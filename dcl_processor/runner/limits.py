@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from datetime import timedelta
-from threading import Event
+from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -127,6 +127,39 @@ def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
     """Raise unless this number of handlers may be in flight at once."""
     most = MOST_TASKS if is_async else MOST_THREADS
     expect_whole_number("expected concurrency", concurrency, of="handlers", least=1, most=most)
+
+
+def refuse_threads_in_tests(label: str, threads: int) -> None:
+    """Raise ``Unsupported`` for threads inside a ``TestCase``."""
+    if threads:
+        raise Unsupported(
+            f"{label}: expected concurrency=1 for a plain handler inside a TestCase, whose rows "
+            f"no other thread sees, got {threads}; run it with concurrency=1, or use a "
+            "TransactionTestCase."
+        )
+
+
+def refuse_tenant(using: str, label: str) -> None:
+    """Raise ``Unsupported`` if django-tenants has chosen a tenant for the run's session alone."""
+    tenant = getattr(connections[using], "schema_name", None)
+    if tenant not in {None, "public"}:
+        raise Unsupported(
+            f"{label}: expected a plain handler without a lease and without threads for one "
+            f"tenant, got the tenant {tenant!r} and a processor with further sessions, which see "
+            "the public schema; choose TRANSACTIONAL."
+        )
+
+
+def refuse_time_limit_elsewhere(label: str, concurrency: int) -> None:
+    """Raise ``Unsupported`` unless a plain handler is called in the main thread."""
+    thread = current_thread()
+    if concurrency > 1 or thread is not main_thread():
+        got = f"concurrency={concurrency}" if concurrency > 1 else f"the thread {thread.name!r}"
+        raise Unsupported(
+            f"{label}: expected handler_timeout with a plain handler in the main thread and "
+            f"concurrency=1, got {got}; write an async handler, start more workers, or leave "
+            "handler_timeout out."
+        )
 
 
 def check_stop(stop: Any) -> None:

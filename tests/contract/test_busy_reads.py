@@ -51,6 +51,6 @@ def test_the_next_window_waits_for_what_other_threads_write(shared_memory: None)
         time.sleep(0.05)
         calls.append(row.place)
 
-    report = the.transactional(handle)(concurrency=2, wait_for_locked=30)
+    report = the.at_least_once(handle)(concurrency=2, wait_for_locked=30)
     assert_run(report, processed=5)
     assert sorted(calls) == list(range(5))

@@ -16,7 +16,7 @@ from django.db import connection, connections, transaction
 from dcl_processor import Lease, Snooze
 from dcl_processor.engine import recovery
 from dcl_processor.engine.settlement import Claimed, Missed
-from dcl_processor.exceptions import HandlerTimeout, InsideTransaction
+from dcl_processor.exceptions import HandlerTimeout, InsideTransaction, Unsupported
 from dcl_processor.execution import calls, time_limit
 from dcl_processor.interrupts import HandlerCancelled
 from tests.contract.support import errands as the
@@ -91,30 +91,36 @@ def test_a_row_whose_handler_takes_too_long_fails_and_the_others_are_handled(
     assert calls.under_way() == []
 
 
-def be_busy() -> None:
-    end = time.monotonic() + the.PATIENCE
-    while time.monotonic() < end:
-        pass
-
-
 @the.all_deliveries
-def test_a_handler_in_another_thread_is_interrupted_between_two_steps(make: the.Make) -> None:
+def test_a_plain_handler_is_limited_in_the_main_thread_alone(make: the.Make) -> None:
+    """A signal ends the wait of no other thread."""
     the.errands(4)
-    ended: list[int] = []
+    called: list[int] = []
+    run = make(lambda row: called.append(row.pk), handler_timeout=NEVER)
+    words = r"expected handler_timeout with a plain handler in the main thread and concurrency=1, "
+    with pytest.raises(Unsupported, match=f"{words}got the thread '"):
+        the.elsewhere(run)
+    if make is not the.transactional:
+        with pytest.raises(Unsupported, match=f"{words}got concurrency=2; write an async handler"):
+            run(concurrency=2)
+    assert called == []
+    assert the.places(done=False, leased_until=None, claimed_at=None) == [0, 1, 2, 3]
+    assert_run(run(), processed=4)
 
-    def handle(row: Errand) -> None:
-        try:
-            # A function of its own: CPython 3.13 skips a "finally" around a loop that is
-            # interrupted where it begins again.
-            if row.place == 1:
-                be_busy()
-        finally:
-            ended.append(row.place)
 
-    report = make(handle, handler_timeout=SOON, concurrency=2)()
+@the.each_delivery
+def test_an_async_handler_is_limited_in_any_thread(make: the.Make) -> None:
+    the.errands(4)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 1:
+            await asyncio.sleep(the.PATIENCE)
+
+    run = make(handle, handler_timeout=SOON)
+    report = the.elsewhere(lambda: run(concurrency=2))
     assert_run(report, processed=3, failed=1)
     assert isinstance(report.failures[0].error, HandlerTimeout)
-    assert sorted(ended) == [0, 1, 2, 3]
+    assert the.places(done=True) == [0, 2, 3]
 
 
 def returns(row: Any) -> None:
@@ -199,7 +205,8 @@ def test_an_interrupt_on_its_way_when_the_handler_returns_hits_nothing_else(
 
     def late(thread: int, error: type[BaseException]) -> None:
         if error is HandlerCancelled:
-            [watched] = limit._watched
+            watched = limit._watched
+            assert watched is not None
             on_its_way.set()
             while not watched.is_over:
                 time.sleep(0.001)

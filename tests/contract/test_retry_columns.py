@@ -58,7 +58,7 @@ def test_rows_with_null_and_with_a_number_are_due_until_the_number_is_reached(
 
 
 @the.each_way
-@pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"concurrency": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}], ids=str)
 def test_without_a_time_a_failed_row_is_tried_once_in_each_run(
     make: the.Make, options: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +12,11 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from dcl_processor import Report, batch_processor
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.watch.watch import Plan, Watch
-from tests.contract.support.batches import sent
 from tests.contract.support.errands import (
     at_least_once,
     at_most_once,
@@ -28,7 +28,6 @@ from tests.contract.support.errands import (
     wait,
 )
 from tests.contract.support.heartbeat import until
-from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
 from tests.models import Errand, Parcel
@@ -43,30 +42,54 @@ def done() -> int:
     return Errand.objects.filter(done=True).count()
 
 
-def test_the_default_delivery_works_in_threads_too() -> None:
-    # SQLite has one lock for writing, which this delivery holds during the work.
-    together = Barrier(1 if connection.vendor == "sqlite" else 3)
-    parcels(6)
-    calls: list[Any] = []
+WORDS = r"expected concurrency=1 with TRANSACTIONAL, got 3; start more workers"
 
-    def handle(row: Any) -> None:
-        together.wait()
-        calls.append((row.priority, threading.get_ident(), id(connection.connection)))
 
-    report = in_batches(handle, batch_size=1, done={"sent": True}).run(concurrency=3)
-    assert_run(report, processed=6)
-    assert sorted(place for place, _, _ in calls) == sent()
-    assert len(sent()) == 6
-    threads = {thread for _, thread, _ in calls}
-    assert threading.get_ident() not in threads
-    assert len({driver for _, _, driver in calls}) == len(threads)
+def test_handlers_in_the_transaction_of_their_lock_run_one_by_one() -> None:
+    errands(2)
+    with pytest.raises(Unsupported, match=WORDS):
+        transactional(ignore, concurrency=3)
+    run = transactional(ignore)
+    with pytest.raises(Unsupported, match=WORDS):
+        run(concurrency=3)
+    assert done() == 0
+    assert_run(run(concurrency=1), processed=2)
+
+
+@pytest.mark.django_db(transaction=False)
+@pytest.mark.parametrize("make", MAKERS)
+def test_plain_handlers_are_refused_threads_inside_a_test_case(make: Any) -> None:
+    """It commits no rows, so that no other thread sees them."""
+    errands(2)
+    run = make(ignore, concurrency=3)
+    with pytest.raises(Unsupported, match=r"expected concurrency=1 .* inside a TestCase, .* got 3"):
+        run()
+    assert Errand.objects.filter(done=False, claimed_at=None, leased_until=None).count() == 2
+    assert_run(run(concurrency=1), processed=2)
+
+
+@pytest.mark.django_db(transaction=False)
+@pytest.mark.parametrize("make", MAKERS)
+def test_async_handlers_run_one_by_one_inside_a_test_case(make: Any) -> None:
+    errands(3)
+    at_work: list[int] = []
+    together: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        at_work.append(row.pk)
+        await asyncio.sleep(0)
+        together.append(len(at_work))
+        at_work.remove(row.pk)
+
+    assert_run(make(handle, concurrency=3)(), processed=3)
+    assert together == [1, 1, 1]
 
 
 def test_a_session_that_ended_between_two_runs_is_replaced() -> None:
     """As it is in a run without threads."""
     errands(3)
     end_session()
-    assert_run(transactional(ignore)(concurrency=2), processed=3)
+    assert_run(at_least_once(ignore)(concurrency=2), processed=3)
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -16,7 +16,6 @@ from dcl_processor.runner.counters import MOST_FROM_THE_START
 from dcl_processor.settlement.writing import NotWritten
 from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
-from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute, temporary
 from tests.models import Errand
@@ -120,12 +119,11 @@ def test_a_row_whose_flip_cannot_be_foreseen_costs_the_others_nothing(make: Any,
 
 
 MAKERS = {"transactional": the.transactional, "lease": the.at_least_once, "claim": the.at_most_once}
-# Without row locks a transaction keeps the others from starting.
 TOGETHER = [
     pytest.param(make, concurrency, id=f"{name}-{concurrency}")
     for name, make in MAKERS.items()
     for concurrency in (1, 4)
-    if HAS_ROW_LOCKS or make is not the.transactional or concurrency == 1
+    if make is not the.transactional or concurrency == 1
 ]
 
 

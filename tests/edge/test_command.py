@@ -7,7 +7,6 @@ import signal
 import threading
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.apps import apps
@@ -17,7 +16,7 @@ from django.db import connection, connections, models
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor import BatchProcessor, Delivery, backlog, batch_processor, steady
+from dcl_processor import BatchProcessor, backlog, batch_processor, steady
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, InvalidOption, TooManyPending
@@ -693,19 +692,3 @@ def test_a_run_says_how_many_rows_are_in_doubt(
     caplog.clear()
     task(fetch.name)
     assert ["1 row is in doubt" in line for line in caplog.messages] == [True]
-
-
-@pytest.mark.django_db(transaction=False)
-@pytest.mark.parametrize("asked", [{}, {"concurrency": 5}], ids=["option", "parameter"])
-def test_in_a_test_case_handlers_run_one_by_one_however_concurrency_is_given(asked: Any) -> None:
-    """It commits no rows, so that no other connection sees them."""
-    Errand.objects.bulk_create([Errand(), Errand()])
-    at_once: list[bool] = []
-    handle: BatchProcessor[Errand] = batch_processor(
-        pending=lambda: Errand.objects.filter(done=False),
-        done={"done": True},
-        delivery=Delivery.TRANSACTIONAL,
-        concurrency=3,
-    )(lambda row: at_once.append(connection.in_atomic_block))
-    assert handle(**asked).processed == 2
-    assert at_once == [True, True]

@@ -93,18 +93,6 @@ def test_with_four_copies_one_run_does_all_the_others(folder: Path) -> None:
     assert unsent() == [deadly]
 
 
-def test_with_threads_each_row_that_was_at_hand_is_handled_alone(
-    folder: Path, tmp_path: Path
-) -> None:
-    rows = parcels(*["meet"] * 2, "exit at once", *[""] * 20)
-    gone = processors("run", DELIVER, "--concurrency", "3", AUDIT=str(tmp_path / "audit"))
-    assert gone.returncode == 9
-    Parcel.objects.filter(note="meet").update(note="")
-    # Threads leave open in which order the rows of one death began, and so are handled.
-    assert {processors("run", DELIVER, "--concurrency", "3").returncode for _ in range(2)} == {9}
-    assert unsent() == [rows[2]]
-
-
 def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:
     parcels("gate", "")
     with started("run", DELIVER, GATE=str(gate)) as process:

@@ -114,7 +114,8 @@ class World:
         self.delivery = dice.choice([*DELIVERIES, "at least once"])
         self.mode = dice.choice([*MODES])
         self.is_async = self.delivery != "transactional" and dice.random() < 0.55
-        self.concurrency = dice.choice([1, 3, 6, 8] if self.is_async else [1, 2, 3, 6])
+        several = [1, 3, 6, 8] if self.is_async else [1, 2, 3, 6]
+        self.concurrency = dice.choice([1] if self.delivery == "transactional" else several)
         self.batch_size = dice.choice([1, 1, 1, 2, 3, 5]) if self.mode != "in order" else 1
         self.retry = dice.choice(["none", "at once", "at once", "late"])
         self.has_failed = dice.random() < 0.6

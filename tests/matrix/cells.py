@@ -99,7 +99,7 @@ WHY_NOT: dict[str, Callable[[Cell], bool]] = {
         cell.in_transaction and cell.stage in ("mark", "renewal", "put-back")
     ),
     "its handlers work in the transaction that has the lock": lambda cell: (
-        cell.in_transaction and cell.way in ("async", "reservation")
+        cell.in_transaction and cell.way in ("async", "threads", "reservation")
     ),
     "a heartbeat renews the leases of a run's handlers": lambda cell: (
         cell.stage == "renewal" and (cell.delivery != LEAST or cell.way == "reservation")
