@@ -42,7 +42,6 @@ def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
     ``may_wait``: otherwise the flips are written now. Raises if a row cannot be settled; nothing of
     the transaction may be kept then.
     """
-    lane.leftover.keep()
     # Race: flip without work. The work of a row whose handler raised was rolled back.
     claimed, connection = batch.claimed, lane.session.connection
     assert claimed is not None

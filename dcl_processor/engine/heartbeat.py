@@ -14,7 +14,6 @@ from django.db.models import Field
 from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.database.sight import Shared
 from dcl_processor.database.time_limit import lock_timeout
 from dcl_processor.definition.kinds import Lease
 from dcl_processor.execution.calls import CallLimits, abandoned
@@ -61,8 +60,6 @@ class Heartbeat:
         self._alive_until: dict[Any, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        #: What the run's session sees.
-        self.shared: Shared | None = None
         #: The column of the lease, and the model whose table it is in.
         self._field: Any = None
         self._owner: Any = None
@@ -141,8 +138,6 @@ class Heartbeat:
                 # After a failed beat there is time for several more before the lease lapses.
                 pause = self._seconds / (3 if self._beat() else 12)
         finally:
-            if self.shared is not None:
-                self.shared.undo()
             connections.close_all()
 
     def _beat(self) -> bool:
@@ -175,10 +170,6 @@ class Heartbeat:
                 held = [pk for pk in held if not given_up & self._claims.get(pk, frozenset())]
         if question is None or not held:
             return None, []
-        # Race: double claim. Without its row in sight, this worker would renew no lease.
-        connection = connections[question.using]
-        if connection.connection is None and self.shared is not None:
-            self.shared.share(connection)
         began = time.monotonic()
         now = clock.read(question.table, held)
         if now is None:

@@ -77,7 +77,7 @@ class Lane:
         self.savepoint = RowSavepoint(self.session.connection)
         #: Watches what handlers leave open that work outside a transaction.
         is_marked = not rules_of(self.processor).in_transaction
-        self.leftover = Leftover(run.using, run.sees, is_marked=is_marked)
+        self.leftover = Leftover(run.using, is_marked=is_marked)
         self.watched = self.leftover if self.leftover.watches else nullcontext(self.leftover)
         self._mark: Mark | None = None
         flip = {} if self.processor.lease is not None else self.processor.done
@@ -101,8 +101,6 @@ class Lane:
         try:
             while True:
                 while batch := self.source.take(self._room() if self._loop else self._size):
-                    if self.run.was_open and self.run.shared is None:
-                        self.run.share()
                     self.deliver(batch)
                     self._pass_on()
                     if self._open:
@@ -230,8 +228,6 @@ class Lane:
         # If a settlement waits, no code of the user has run since the last look.
         if after is None and self.leftover.may_be_left() and self.leftover.end():
             self._tell_of_leftover()
-        if self.processor.lease or self.processor.claimed_at:
-            self.session.keep_zone()
         batch.mark = mark = self._mark or self._mark_of(batch)
         try:
             claim_and_mark(self, batch, mark, after)

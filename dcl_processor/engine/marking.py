@@ -40,7 +40,6 @@ from .settlement import (
     Settlement,
     Statement,
     Wanted,
-    looks_at_loading,
     show,
 )
 
@@ -164,12 +163,6 @@ def _write(lane: Lane, batch: Batch, mark: Mark) -> None:
     found = _read(table, [*names, *computed])
     for held in rows:
         show(held.row, found[held.pk])
-        if looks_at_loading(type(held.row)):
-            annotated = question.queryset.query.annotation_select.keys() & vars(held.row).keys()
-            # As they were read under the lock.
-            kept = {name: vars(held.row)[name] for name in annotated}
-            held.row = next(iter(question.bare(held.pk)), held.row)
-            vars(held.row).update(kept)
     after = {pk: {name: read[name] for name in names} for pk, read in found.items()}
     _record(lane, batch, mark, before, after)
 

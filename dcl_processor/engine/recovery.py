@@ -59,9 +59,6 @@ def settle_alone(lane: Lane, after: Settlement, error: BaseException) -> None:
         finally:
             lane.finish(batch)
         return
-    if not ends_the_run(error) and session.settle_singly(after):
-        lane.count(after)
-        return
     if not batch.rows and not ends_the_run(error):
         # Its claim got no row, so that none can have failed.
         session.rollback()

@@ -17,16 +17,10 @@ from typing import Any
 from django.db import DataError, Error, connections
 from django.db.transaction import Atomic, atomic
 
-from dcl_processor import log_fields
 from dcl_processor import steady as time
 from dcl_processor.compiled_sql.claims import PartlyRead
 from dcl_processor.database.connection import has_id, reconnected
-from dcl_processor.database.contention import (
-    ends_transaction,
-    is_about_rows,
-    is_of_the_moment,
-    savepoint_is_gone,
-)
+from dcl_processor.database.contention import ends_transaction, savepoint_is_gone
 from dcl_processor.database.driver import forget_transaction, in_transaction
 from dcl_processor.exceptions import SessionLost, TransactionLost
 from dcl_processor.execution.leftover import Leftover
@@ -59,7 +53,6 @@ class Session:
         self._deadlock: Exception | None = None
         #: Whether a transaction is open on it whose statements are sent in messages.
         self.is_open = False
-        self._is_refused = False
         #: The driver's connection that is known to send several statements as one message.
         self._combining: Any = None
 
@@ -68,7 +61,7 @@ class Session:
         """Whether several statements may be one message, if no transaction is open."""
         connection = self.connection
         # Django's TestCase keeps a transaction open.
-        if self._is_refused or connection.in_atomic_block:
+        if connection.in_atomic_block:
             return False
         if connection.execute_wrappers and is_observed(connection):
             return False
@@ -91,16 +84,7 @@ class Session:
             if after is not None:
                 self.settle(after)
             return self._begin_alone(statements)
-        try:
-            return self._send(after, [BEGIN, *statements], opens=True)[1:]
-        except Error as error:
-            is_other = is_of_the_moment(error) or is_about_rows(error)
-            if is_other or not is_usable(self.connection):
-                raise
-            # The message as a whole may have been refused. If it was not, this is refused, too.
-            answers = self._begin_alone(statements)
-            self.refuse_messages()
-            return answers
+        return self._send(after, [BEGIN, *statements], opens=True)[1:]
 
     def exchange(self, statement: Statement, after: Settlement | None) -> Answer:
         """Settle, and execute one statement, as one transaction; return the statement's answer.
@@ -147,21 +131,6 @@ class Session:
             self._send(after, (), closes=self.is_open)
         if self.connection.run_on_commit and not self.connection.in_atomic_block:
             self.connection.run_and_clear_commit_hooks()
-
-    def keep_zone(self) -> None:
-        """Take back a time zone and a style of dates in which the marks' times are misread."""
-        connection, driver = self.connection, self.connection.connection
-        if connection.vendor != "postgresql" or driver is None:
-            return
-        pgconn, zone = getattr(driver, "pgconn", None), connection.timezone_name
-        if pgconn is not None:  # psycopg 3, which calls Python for the same
-            found = None if pgconn.status else pgconn.parameter_status(b"TimeZone")
-            if found and not pgconn.parameter_status(b"DateStyle").startswith(b"ISO"):
-                self.execute(Statement("SET DateStyle TO ISO"))
-        else:
-            found = None if driver.closed else driver.info.parameter_status("TimeZone")
-        if found not in {None, zone, zone.encode()}:
-            self.execute(Statement(connection.ops.set_time_zone_sql(), [zone]))
 
     def _notice(self, execute: Callable[..., Any], *arguments: Any) -> Any:
         """Notice a deadlock, by which the server ends the transaction; a handler may hide it."""
@@ -284,39 +253,6 @@ class Session:
     def _leave(self) -> None:
         self.is_open, self.connection.autocommit = False, True
         forget_transaction(self.connection)
-
-    def settle_singly(self, after: Settlement) -> bool:
-        """Send a settlement statement by statement; return whether that was possible.
-
-        It is, if the message was refused before the server executed any of it, as a pooler does
-        that accepts one statement at a time. From then on every statement is sent alone.
-        """
-        status = getattr(self.connection.connection, "pgconn", None)
-        # 2 is libpq's PQTRANS_INTRANS: a transaction is open that has met no error.
-        if not self.is_open or status is None or status.transaction_status != 2:
-            return False
-        try:
-            answers = [self.execute(each) for each in after.statements]
-        except Error:
-            return False
-        after.answers = answers
-        self._leave()
-        self.refuse_messages()
-        return True
-
-    def refuse_messages(self) -> None:
-        """Send every statement alone from now on, because the server refuses several."""
-        if self._is_refused:
-            return
-        self._is_refused = True
-        log_fields.log(
-            logger,
-            logging.WARNING,
-            "%s: expected the server to accept several statements in one message, got an error; "
-            "each statement is sent alone for the rest of the run.",
-            self._label,
-            extra=log_fields.fields(self._label),
-        )
 
     def was_committed(self, transaction_id: str | None) -> bool:
         """Return whether a transaction was committed although an error came; PostgreSQL only."""

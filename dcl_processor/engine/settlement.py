@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
-from django.db.models import F, Model, Value
+from django.db.models import F, Value
 from django.db.models.functions import Coalesce
-from django.db.models.signals import post_init
 
 from dcl_processor.candidates.question import these
 from dcl_processor.clock import DatabaseNow
@@ -319,18 +318,11 @@ def show(row: Any, values: Values) -> None:
             known[name] = value
 
 
-def looks_at_loading(model: Any) -> bool:
-    """Return whether an instance may know how it was loaded, and take a mark for a change."""
-    plain = (model.__init__, model.from_db.__func__) == (Model.__init__, Model.from_db.__func__)  # type: ignore[attr-defined]
-    return not plain or post_init.has_listeners(model)
-
-
 def column(question: Question[Any], rows: Sequence[Held], name: str) -> dict[Any, Any]:
     """Return a column's values by the rows' keys, as they were read under the lock."""
     known = {held.pk: vars(held.row) for held in rows}
     is_deferred = any(name not in values for values in known.values())
-    # An instance that was not made by Django alone may be an older one.
-    if is_deferred or any(looks_at_loading(type(held.row)) for held in rows):
+    if is_deferred:
         return dict(question.table.filter(these(known)).values_list("pk", name))
     return {pk: values[name] for pk, values in known.items()}
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from django.db import DataError, ProgrammingError, connections
+from django.db import DataError, connections
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
@@ -145,16 +145,12 @@ def answered(lane: Lane, after: Settlement) -> None:
 def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
     """Settle the row alone whose settlement was in a message that failed."""
     batch = after.batch
-    # A pooler or a server that takes one statement at a time answers so, whatever these say.
-    is_refused = isinstance(error, ProgrammingError) and not is_about_rows(error)
     using = batch.question.using
     is_answered = isinstance(error, Exception) and _is_answer(error, using, lane.driver)
     for place in _open_rows(batch):
         held = batch.ended[place][0]
         held.marked.may_be_written = held.marked.may_be_written and not is_answered
         settle_row(lane, batch, place, is_last=ends_the_run(error))
-        if is_refused and held.marked.is_settled:
-            lane.session.refuse_messages()
     if ends_the_run(error):
         raise error
 

@@ -370,8 +370,6 @@ class EventLoop:
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         async def leave() -> None:
-            if self.sessions.shared is not None:
-                await sync_to_async(self.sessions.shared.undo)()
             await sync_to_async(connections.close_all)()
             await self._scope.__aexit__(None, None, None)
 

@@ -20,7 +20,6 @@ from django.db import DatabaseError, connections, transaction
 from django.db.backends.signals import connection_created
 
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
-from dcl_processor.database.sight import REPORTED, Sees, Shared, put_back, sight
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
@@ -32,26 +31,20 @@ _BEGINS = re.compile(
 )
 _LOOKED_AT = 500  # characters
 
-#: What may set something for the session, or choose another database.
-_SETS = re.compile(r"\s*(use|set)\b", re.IGNORECASE)
-
 
 class Leftover:
-    """Watches one handler, ends the transaction that it leaves open, and takes back its settings.
+    """Watches one handler, and ends the transaction that it leaves open.
 
-    ``sees``: what the session is to see afterwards. ``is_marked``: whether the row is marked, so
-    that the only transaction around the handler is that of Django's ``TestCase``.
+    ``is_marked``: whether the row is marked, so that the only transaction around the handler is
+    that of Django's ``TestCase``.
     """
 
-    def __init__(self, using: str, sees: Sees | None = None, *, is_marked: bool = False) -> None:
+    def __init__(self, using: str, *, is_marked: bool = False) -> None:
         self._connection: Any = connections[using]
         self._is_in_test = is_marked and self._connection.in_atomic_block
-        self._watches_settings, self._sees = sees is not None, sees or Sees()
         #: Whether it has to look at what a handler sends; elsewhere the driver knows afterwards.
         self.watches = self._connection.vendor == "mysql" or self._is_in_test
         self._may_have_begun = False
-        #: What the session saw before a handler sent a statement that may change this.
-        self._before: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         connection = self._connection
@@ -90,26 +83,7 @@ class Leftover:
         if is_left:
             roll_back(connection)
             self._may_have_begun = False
-        self.keep()
         return is_left
-
-    def keep(self) -> None:
-        """Take back what a handler has set that decides what its session sees, or may write."""
-        # Race: flip without work. Where the session sees the table of another tenant, the next
-        # statement would write to a row of the same key that was not handled.
-        connection, sees = self._connection, self._sees
-        if sees.shared is not None:
-            sees.shared.keep(connection)
-        before, driver = self._before, connection.connection
-        if (
-            sees.reported
-            and not getattr(driver, "closed", True)
-            and sees.reported != tuple(map(driver.info.parameter_status, REPORTED))
-        ):
-            before = dict(zip(REPORTED, sees.reported, strict=True))
-        if before:
-            put_back(connection, before)
-            self._before = {}
 
     @property
     def connection(self) -> Any:
@@ -117,14 +91,12 @@ class Leftover:
         return self._connection
 
     def may_be_left(self) -> bool:
-        """Return whether a transaction may be open, or a setting be another one; sends nothing."""
-        connection, sees = self._connection, self._sees
+        """Return whether a transaction may be open; sends nothing."""
+        connection = self._connection
         driver = connection.connection
         if driver is None or getattr(driver, "closed", False):
             return False
-        if connection.in_atomic_block or not connection.autocommit or self._before or sees.shared:
-            return True
-        if sees.reported and sees.reported != tuple(map(driver.info.parameter_status, REPORTED)):
+        if connection.in_atomic_block or not connection.autocommit:
             return True
         known = in_transaction(connection)
         return self._may_have_begun if known is None else known
@@ -143,8 +115,6 @@ class Leftover:
         start = str(sql)[:_LOOKED_AT]
         if _BEGINS.search(start):
             self._may_have_begun = True
-        if self._watches_settings and not self._before and _SETS.match(start):
-            self._before = sight(self._connection)
         return execute(sql, *arguments)
 
 
@@ -173,7 +143,6 @@ class SharedSessions:
         #: Calls that lose their work by the end of a transaction.
         self._lost: set[Any] = set()
         self._ending = asyncio.Lock()
-        self.shared: Shared | None = None
 
     def watch(self) -> None:
         """Begin to notice new connections, in the context of the caller."""
@@ -182,8 +151,6 @@ class SharedSessions:
 
     def note(self, connection: Any) -> None:
         """Watch a new connection, in whose thread this is called."""
-        if self.shared is not None:
-            self.shared.share(connection)
         if all(each.connection is not connection for _, each in self._found):
             leftover = Leftover(connection.alias)
             leftover.__enter__()

@@ -21,7 +21,6 @@ from typing import Any
 from django.db import DatabaseError, connections
 
 from dcl_processor import steady as time
-from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.steady import backoff
@@ -256,10 +255,23 @@ def check_children_can_see_rows() -> None:
 
 
 def _check_sight(connected: Any) -> None:
-    """Raise ``Unsupported`` if a new session would see other rows than the one that is open."""
-    if connected.connection is None and not tenant_of(connected):
+    """Raise ``Unsupported`` if a new session would see other tables than the one that is open."""
+    # A tenant of django-tenants is chosen with the first cursor.
+    has_settings = connected.connection is not None or hasattr(connected, "set_tenant")
+    if connected.vendor != "postgresql" or not has_settings:
         return
     fresh: Any = connected.copy()
     fresh.settings_dict["OPTIONS"].pop("pool", None)  # this process may have all of its sessions
     with closing(fresh):
-        refuse_others(sight(connected), fresh)
+        if _sight(connected) != _sight(fresh):
+            raise Unsupported(
+                f"expected workers to see what the session on {connected.alias!r} sees, got "
+                "another search_path or role; set these by OPTIONS or connection_created, or run "
+                "one worker."
+            )
+
+
+def _sight(connected: Any) -> Any:
+    with connected.cursor() as cursor:
+        cursor.execute("SELECT current_setting('search_path'), current_user")
+        return cursor.fetchone()

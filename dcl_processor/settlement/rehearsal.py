@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from django.db import DataError, Error, connections, transaction
 from django.db.models import Model, QuerySet, Value
 from django.db.models.functions import Now
-from django.utils.timezone import is_aware, is_naive
 
 from dcl_processor import clock
 from dcl_processor.candidates.question import Question, decided, keeps_all
@@ -49,15 +48,14 @@ class Rehearsal:
     ``has_rules``: the table has a rule that rewrites statements, or is a view. ``has_triggers``: a
     trigger may write to a row that is flipped, or move it elsewhere.
     ``kept``: the values with which a claim's constants are read back, by ``attname``.
-    ``has_policies``: row-level security may hide rows from the session. ``refused``: what the
-    database has answered to the flip of this row, which a handler may change; ``""``: it took it.
+    ``refused``: what the database has answered to the flip of this row, which a handler may change;
+    ``""``: it took it.
     """
 
     unproven: Collection[str]
     kept: Values
     has_rules: bool = False
     has_triggers: bool = False
-    has_policies: bool = False
     refused: str = ""
 
 
@@ -88,7 +86,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     varies = not processor._has_fixed_flip or has_policies or (has_triggers and not is_mark)
     if varies:
         unproven.add("done")
-    return Rehearsal(unproven, kept, has_rules, has_triggers, has_policies, "".join(refused))
+    return Rehearsal(unproven, kept, has_rules, has_triggers, "".join(refused))
 
 
 def _not_proven(
@@ -362,24 +360,14 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
     for name in lost:
         what, fix = repr(constants.get(name)), "claim another value"
         if name in times:
-            what, fix = _why_not_kept(times[name], read[name])
+            what = f"the time {times[name]}"
+            fix = "make it one with a time zone and six digits, or look for a trigger"
         raise InvalidOption(
             f"{processor.name}: expected {question.model._meta.label}.{name} to keep {what}, by "
             f"which a claimed row is recognised, got {kept[name]} back; {fix}."
         )
     meta = question.model._meta
     return {meta.get_field(name).attname: kept[name] for name in constants}
-
-
-def _why_not_kept(written: datetime, kept: Any) -> tuple[str, str]:
-    """Return what of a time the column has not kept, and what to do about it."""
-    is_time = isinstance(kept, datetime)
-    if is_time and is_naive(kept) and is_aware(written):
-        return "the time zone", "make it one with a time zone"
-    # Cut or rounded.
-    if is_time and abs(kept - written) <= timedelta(seconds=1):
-        return "microseconds", "make it one with six digits"
-    return f"the time {written}", "look for a trigger or a field that changes it"
 
 
 def _is_found(rows: QuerySet[Any], name: str, written: Any, read: Any) -> bool:

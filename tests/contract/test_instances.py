@@ -90,25 +90,10 @@ if django.VERSION >= (6, 1):
         assert {row._state.fetch_mode for row in handled} == {models.FETCH_RAISE}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kinds.ReadsItself,
-        kinds.Protected,
-        kinds.Tracked,
-        kinds.Dirty,
-        kinds.SoftDeleted,
-        kinds.Guarded,
-        kinds.FromDb,
-        kinds.NeverRefreshed,
-        kinds.Hidden,
-        kinds.Contrary,
-        kinds.Computed,
-    ],
-)
+@pytest.mark.parametrize("kind", [kinds.Plain, kinds.Hidden, kinds.Computed])
 @core.each_delivery
 @core.each_size
-def test_i15_instances_of_every_kind_are_handled_once(
+def test_i15_plain_instances_are_handled_once(
     kind: Any, delivery: str, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     for place in range(core.NUMBER):
@@ -116,29 +101,6 @@ def test_i15_instances_of_every_kind_are_handled_once(
     asked = {"is_over": False} if kind is kinds.Computed else {}
     rows = kind.objects.filter(**asked)
     core.Core(rows, delivery, size, core.STATES).check(caplog)
-
-
-@pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
-def test_i15_attempts_are_not_read_from_an_instance_that_is_an_older_one(
-    make: the.Make, monkeypatch: Any
-) -> None:
-    """An identity map returns the same instance for a row, however often it is loaded."""
-    the.errands(1)
-    load, made, calls = Errand.from_db.__func__, dict[Any, Errand](), list[int]()  # type: ignore[attr-defined]
-
-    def from_db(model: Any, *loaded: Any, **options: Any) -> Errand:
-        row = load(model, *loaded, **options)
-        return made.setdefault(row.pk, row)
-
-    def fail(row: Errand) -> None:
-        calls.append(row.pk)
-        raise ValueError
-
-    monkeypatch.setattr(Errand, "from_db", classmethod(from_db))
-    run = make(fail, retry=the.retry(max_attempts=3))
-    for _ in range(5):
-        run()
-    assert len(calls) == 3
 
 
 def broken() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from itertools import count
 from threading import Event
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import time_machine
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, ProgrammingError, connection
+from django.db import OperationalError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F, Value
 from django.db.models.functions import Cast
@@ -26,15 +25,13 @@ from freezegun import freeze_time
 
 from dcl_processor import Lease, Retry
 from dcl_processor.candidates import scan
-from dcl_processor.engine import lane, session, settling
-from dcl_processor.exceptions import InsideTransaction, InvalidOption
-from tests import seams
+from dcl_processor.engine import lane, settling
+from dcl_processor.exceptions import InsideTransaction
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS
 from tests.contract.support.marking import marking
-from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import end_session, part_locked
+from tests.contract.support.sessions import part_locked
 from tests.contract.support.temporary import at_update, execute, temporary
 from tests.models import Errand
 from tests.waiting import until
@@ -68,103 +65,6 @@ stopped = pytest.mark.parametrize("stop", STOPPED.values(), ids=STOPPED)
 
 
 if HAS_ROW_LOCKS:
-    #: Where the tables of a tenant are, how they are made, how they are chosen, and how no longer.
-    TENANTS = {
-        "postgresql": (
-            "(LIKE public.tests_errand INCLUDING ALL)",
-            "SET search_path = tests_tenant, public",
-            "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
-        ),
-        "mysql": ("LIKE {0}.tests_errand", "USE tests_tenant", "USE {0}; DROP SCHEMA tests_tenant"),
-    }
-
-    @pytest.fixture
-    def others() -> Iterator[str]:
-        """Let the session see the six errands of a tenant; give the table of another tenant."""
-        the.errands(6)
-        like, choose, leave = TENANTS[connection.vendor]
-        create = f"CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand {like}; "
-        copy = "INSERT INTO tests_tenant.tests_errand SELECT * FROM tests_errand; "
-        copy += "UPDATE tests_errand SET result = 'of another'; "
-        name = "public" if IS_POSTGRESQL else connection.settings_dict["NAME"]
-        with temporary((create + copy + choose).format(name), leave.format(name)):
-            yield f"{name}.tests_errand"
-
-    @pytest.mark.parametrize("lost", ["at the first claim", "in a handler"])
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @the.all_deliveries
-    def test_i18_a_session_that_replaces_a_lost_one_sees_the_same_rows(
-        make: the.Make, batch_size: int, lost: str, others: str
-    ) -> None:
-        """The other tenant's rows have the same keys."""
-        calls: list[int] = []
-        seen: set[str] = set()
-        claims = count()
-
-        def handle(row: Errand) -> None:
-            calls.append(row.place)
-            seen.add(row.result)
-            if calls == [0, 1] and lost == "in a handler":
-                end_session()
-
-        def look(execute: Any, sql: str, *arguments: Any) -> Any:
-            if "SKIP LOCKED" in sql and next(claims) == 0:
-                end_session()
-            return execute(sql, *arguments)
-
-        with connection.execute_wrapper(look) if lost != "in a handler" else nullcontext():
-            make(handle, batch_size=batch_size)()
-        assert ({*calls}, seen) == ({*range(6)}, {""})
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT count(*) FROM {others} WHERE done")  # noqa: S608  # a constant
-            assert cursor.fetchone() == (0,)
-
-    @pytest.mark.usefixtures("others")
-    @pytest.mark.parametrize("concurrency", [1, 2])
-    def test_i18_each_session_of_a_run_sees_the_same_rows(
-        beats_soon: None, concurrency: int
-    ) -> None:
-        """Another worker would take them over, while their handlers are at work."""
-        renewed: list[bool] = []
-
-        def handle(row: Errand) -> None:
-            mine = Errand.objects.filter(pk=row.pk)
-            first = mine.values_list("leased_until", flat=True).get()
-            until(mine.filter(leased_until__gt=first).exists, "a renewal")
-            renewed.append(True)
-
-        assert_run(
-            the.at_least_once(handle)(concurrency=concurrency, limit=2),
-            processed=2,
-            stopped="limit",
-        )
-        assert renewed == [True] * 2
-
-    #: What a handler may set for its session: where its tables are not, and that it only reads.
-    SET = {
-        "postgresql": "SET search_path = pg_catalog; SET default_transaction_read_only = on",
-        "mysql": "USE information_schema; SET SESSION TRANSACTION READ ONLY",
-    }[connection.vendor]
-
-    @pytest.mark.parametrize("setting", SET.split("; "))
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @the.all_deliveries
-    def test_i18_what_a_handler_sets_for_its_session_is_taken_back(
-        make: the.Make, batch_size: int, setting: str
-    ) -> None:
-        the.errands(4)
-        calls: list[int] = []
-
-        def handle(row: Errand) -> None:
-            calls.append(row.place)
-            execute(setting)
-            assert row.place != 1
-
-        try:
-            assert_run(make(handle, batch_size=batch_size)(), processed=3, failed=1)
-            assert calls == [0, 1, 2, 3]
-        finally:
-            connection.close()
 
     @stopped
     def test_i24_a_wait_ends_although_the_time_stands_still(stop: Callable[[], Any]) -> None:
@@ -241,7 +141,7 @@ if IS_POSTGRESQL:
         assert {*calls} - {2} == {0, 1, 3, 4}
 
     @the.each_delivery
-    def test_i26_a_mark_that_a_trigger_drops_is_no_lock(make: the.Make) -> None:
+    def test_a_mark_that_a_trigger_drops_is_no_lock(make: the.Make) -> None:
         the.errands(3)
         with at_update("NEW.place = 1", "RETURN NULL"):
             report = make(the.ignore)()
@@ -250,7 +150,7 @@ if IS_POSTGRESQL:
 
     @pytest.mark.parametrize("batch_size", [1, 3])
     @the.all_deliveries
-    def test_i26_a_row_that_a_trigger_moves_away_is_done(make: the.Make, batch_size: int) -> None:
+    def test_a_row_that_a_trigger_moves_away_is_done(make: the.Make, batch_size: int) -> None:
         the.errands(4)
         archive = "DELETE FROM tests_errand WHERE id = NEW.id; RETURN NULL"
         with at_update("NEW.done", archive):
@@ -260,55 +160,16 @@ if IS_POSTGRESQL:
     TYPE = "ALTER TABLE tests_errand ALTER leased_until TYPE"
     LATER = "NEW.leased_until = NEW.leased_until + interval '1 hour'"
 
-    @pytest.mark.parametrize(
-        ("change", "fix"),
-        [
-            (lambda: temporary(f"{TYPE} timestamp", f"{TYPE} timestamptz"), "make it one with a"),
-            (lambda: temporary(f"{TYPE} timestamptz(0)", f"{TYPE} timestamptz"), "make it one wit"),
-            (lambda: at_update("TRUE", LATER), "look for a trigger or a field that changes it"),
-        ],
-        ids=["no time zone", "no fractions", "a trigger"],
-    )
-    def test_i26_why_a_time_is_not_kept_is_looked_up(change: Any, fix: str) -> None:
-        the.errands(2)
-        calls: list[int] = []
-        run = the.at_least_once(lambda row: calls.append(row.place))
-        with change():
-            try:
-                error: BaseException = run().failures[0].error
-            except InvalidOption as raised:
-                error = raised
-            assert re.search(rf"Errand\.leased_until to keep .*; {fix}", str(error))
-            Errand.objects.all().delete()
-        assert calls == []
-
-    @the.each_delivery
-    @pytest.mark.parametrize("batch_size", [1, 2])
-    @pytest.mark.parametrize("setting", ["TIME ZONE 'Asia/Tokyo'", "DateStyle TO German"])
-    def test_i18_marks_are_recognised_whatever_a_handler_has_set(
-        make: the.Make, setting: str, batch_size: int
-    ) -> None:
-        """Django reads each time as one in the zone that it has set itself."""
-        the.errands(4)
-
-        def handle(row: Errand) -> None:
-            execute(f"SET {setting}")
-
-        try:
-            assert_run(make(handle, batch_size=batch_size)(), processed=4)
-        finally:
-            connection.close()
-
-    def test_i18_threads_have_the_callers_time_zone() -> None:
+    def test_threads_have_the_callers_time_zone() -> None:
         """A day begins and ends at other times elsewhere."""
         late = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
         the.errands(3, next_attempt_at=late)
         pending = the.PENDING.filter(next_attempt_at__date=date(2026, 3, 2))
-        run = the.transactional(the.ignore, pending=pending.all)
+        run = the.at_most_once(the.ignore, pending=pending.all)
         with timezone.override("Asia/Tokyo"):
             assert_run(run(concurrency=3), processed=3)
 
-    def test_i18_asynchronous_handlers_have_the_callers_time_zone_and_language() -> None:
+    def test_asynchronous_handlers_have_the_callers_time_zone_and_language() -> None:
         the.errands(1)
         seen: list[Any] = []
 
@@ -319,7 +180,7 @@ if IS_POSTGRESQL:
             assert_run(the.at_least_once(handle)(), processed=1)
         assert seen == [("Asia/Tokyo", "de")]
 
-    def test_i18_a_session_may_take_a_backslash_for_an_escape() -> None:
+    def test_a_session_may_take_a_backslash_for_an_escape() -> None:
         the.errands(2)
         setting = "SET standard_conforming_strings ="
         with temporary(f"{setting} off", f"{setting} on"):
@@ -383,35 +244,6 @@ def test_i22_what_wraps_djangos_cursors_sees_each_flip(
     flips = "\n".join(seen).count("UPDATE")
     assert flips >= 4 + 1  # and the rehearsal
 
-
-if SENDS_SEVERAL:
-
-    @the.all_deliveries
-    @pytest.mark.parametrize("refused_from", [0, 3])
-    def test_i25_a_pooler_that_takes_one_statement_at_a_time_costs_no_call(
-        make: the.Make,
-        refused_from: int,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """From the first message on, or from a later one, which settles a row as well."""
-        the.errands(6)
-        calls: list[int] = []
-        messages: list[int] = []
-
-        def refuse(cursor: Any, statements: Sequence[Any]) -> Any:
-            if len(statements) > 1:
-                messages.append(len(statements))
-                if len(messages) > refused_from:
-                    raise ProgrammingError("expected one statement")
-            return session.in_one_message(cursor, statements)
-
-        seams.replace(monkeypatch, seams.SEND_TOGETHER, refuse)
-        assert_run(make(lambda row: calls.append(row.place))(), processed=6)
-        assert calls == [0, 1, 2, 3, 4, 5]
-        assert len(messages) == refused_from + 1
-        said = [each for each in caplog.records if "several statements" in each.getMessage()]
-        assert len(said) == 1
 
 # --- rows that are handled outside a transaction
 

@@ -87,7 +87,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 
 
 @pytest.mark.parametrize(("saved", "is_known"), [(0, 1), (1, 1), (2, 0), (-3, 0), (-2, 1), (-1, 1)])
-def test_i23_of_many_renewals_the_first_and_the_last_are_recognised(
+def test_of_many_renewals_the_first_and_the_last_are_recognised(
     saved: int, is_known: int, held: Held
 ) -> None:
     """So the statements stay short. A handler may save the lease that it has read at any time."""

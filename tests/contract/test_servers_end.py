@@ -218,7 +218,7 @@ if connection.vendor == "postgresql":
 
 if MARIADB:
 
-    def test_i25_a_packet_that_is_too_large_costs_no_handler_call(
+    def test_a_packet_that_is_too_large_costs_no_handler_call(
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """A statement for several rows has 200,000 characters of their values at most."""

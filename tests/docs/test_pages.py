@@ -72,7 +72,8 @@ def promises() -> list[str]:
 
 
 def test_every_promise_has_tests_beside_it() -> None:
-    assert promises() == [f"I{number}" for number in range(1, 27)]
+    # Of 19 and 23, nothing is promised any more.
+    assert promises() == [f"I{number}" for number in range(1, 25) if number not in {19, 23}]
     shown = re.findall(r"^- (I\d+)(?:, .*)?:\n  - `tests/", PAGE, re.MULTILINE)
     assert set(shown) == set(promises())
 

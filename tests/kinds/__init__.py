@@ -1,1 +1,1 @@
-"""One table for each kind of instance, and one whose columns get other types."""
+"""Tables on which the core of the contract is tried."""
