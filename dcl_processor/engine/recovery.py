@@ -270,10 +270,9 @@ def _failed(
 
     ``known``: the outcome that was rolled back, if the handler had ended.
     """
-    # No handler was called, and no attempt is counted.
     if isinstance(error, RowRefused):
         return settling.not_flipped(None, error.error)
-    if not batch.started and is_out_of_resources(error):
+    if known is None and held not in batch.started:
         return Failed(error, unstarted=True)
     failed: Outcome
     if isinstance(known, Failed):
@@ -332,12 +331,7 @@ def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
         # Race: double claim. Without the lock another worker may have finished the row.
         again = Batch(batch.question, Wanted([held.pk]))
         try:
-            # A row without an instance is one that could not be loaded.
-            again.claimed = (
-                _lock_bare(lane, again.question, held.pk)
-                if held.row is None
-                else claim(lane.session, again.question, again.wanted, None)
-            )
+            again.claimed = claim(lane.session, again.question, again.wanted, None)
             if again.rows:
                 work.read_attempts(lane.processor, again.question, again.rows)
                 known = again.rows[0].refused or failed

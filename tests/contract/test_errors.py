@@ -27,6 +27,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -397,3 +398,51 @@ def test_what_is_no_context_manager_is_refused_by_name() -> None:
         run()
     assert sent() == []
     assert not connection.in_atomic_block
+
+
+# --- what comes before the handler costs no row anything
+
+
+def no_memory() -> None:
+    raise MemoryError
+
+
+FAULTS: dict[str, Callable[[], None]] = {"in Python": no_memory}
+if connection.vendor == "postgresql":
+    FAULTS |= {
+        "cancelled": lambda: execute("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(9)"),
+        "of a value": lambda: execute("SELECT 1 / 0"),
+    }
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_an_error_in_a_claim_is_reported_and_costs_no_row_anything(
+    make: the.Make, fault: Callable[[], None], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, calls = the.errands(5), list[int]()
+    run = make(
+        lambda row: calls.append(row.place),
+        failed={"dead": True},
+        retry=the.retry(),
+        batch_size=size,
+        **({"reset": {"claimed": False}} if make is the.at_most_once else {}),
+    )
+    load = Errand.from_db.__func__  # type: ignore[attr-defined]
+
+    def from_db(model: Any, *loaded: Any, **options: Any) -> Errand:
+        if faulty:
+            fault()
+        row: Errand = load(model, *loaded, **options)
+        return row
+
+    monkeypatch.setattr(Errand, "from_db", classmethod(from_db))
+    faulty = True
+    for _ in range(4):
+        assert_run(run(), failed=5)
+    faulty = False
+    assert calls == []
+    assert all(the.untouched(row) for row in rows)
+    assert_run(run(), processed=5)
+    assert calls == [*range(5)]

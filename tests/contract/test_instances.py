@@ -110,17 +110,18 @@ def broken() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("fault", [broken, corrupt])
 @pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
-def test_i13_a_row_that_cannot_be_loaded_fails_alone_and_is_counted(
+def test_i13_a_row_that_cannot_be_loaded_fails_alone_and_costs_no_attempt(
     make: the.Make, fault: Any, batch_size: int, monkeypatch: Any
 ) -> None:
     bad = the.errands(5)[1]
-    run = make(the.ignore, retry=the.retry(max_attempts=2), batch_size=batch_size)
+    retry = the.retry(max_attempts=2)
+    run = make(the.ignore, retry=retry, failed={"dead": True}, batch_size=batch_size)
     refuse_to_load(bad, monkeypatch, fault)
-    assert_run(run(), processed=4, failed=1, to_retry=1)
-    assert_run(run(), failed=1)
-    assert_run(run())
-    left = Errand.objects.filter(done=False).values_list("pk", "attempts", "leased_until")
-    assert [*left] == [(bad.pk, 2, None)]
+    assert_run(run(), processed=4, failed=1)
+    for _ in range(3):
+        assert_run(run(), failed=1)
+    left = Errand.objects.filter(done=False).values_list("pk", "attempts", "leased_until", "dead")
+    assert [*left] == [(bad.pk, 0, None, False)]
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
