@@ -16,7 +16,6 @@ from django.core.management.base import CommandError
 
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import escaped, printable
-from dcl_processor.insights import pending_index
 
 from .command_line import NOT_FOUND_OUT, add_names, add_time_limit, choose, named_or_all
 from .output import Output
@@ -50,6 +49,8 @@ def _explain(output: Output, options: dict[str, Any]) -> None:
 
 
 def _lines(found: Explanation) -> Iterator[str]:
+    from dcl_processor.insights import pending_index  # not for other actions
+
     yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
     if found.read is not None:
         yield from _part("The lock-free read:", found.read)
@@ -77,6 +78,8 @@ def _part(title: str, *texts: str) -> Iterator[str]:
 
 
 def _suggestion(found: Explanation) -> Iterator[str]:
+    from dcl_processor.insights import pending_index  # not for other actions
+
     index, label = found.index, found.index_model._meta.label
     assert index is not None
     if found.is_declared:

@@ -26,8 +26,6 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report
 from dcl_processor.signals import OnRow
 
-Outcome = Report | Trouble
-
 
 class Output:
     """One command's output."""
@@ -52,6 +50,7 @@ class Output:
         self._terminal = stdout.isatty() or stderr.isatty()
         # If so, each failure is on stderr already.
         self._logged = logs_to_stderr()
+        self._draws_bar = False
         #: Streams that could not be written to.
         self.lost: list[OutputWrapper] = []
 
@@ -85,12 +84,14 @@ class Output:
             yield None
             return
         with bar(processor.name, pending, stopping=stop.is_set, color=self._color) as on_row:
+            self._draws_bar = True
             yield on_row
+        self._draws_bar = False
 
     def stopping(self, stop: Stop) -> None:
         """Acknowledge the first signal to a person; called in its handler."""
         # The bar shows the same message.
-        if self._verbosity == 0 or self.has_bar or not self._stderr.isatty():
+        if self._verbosity == 0 or self._draws_bar or not self._stderr.isatty():
             return
         # A buffered stream may be in the middle of a write, and is not reentrant.
         with suppress(OSError, ValueError):
@@ -101,20 +102,15 @@ class Output:
         if self._verbosity > 0:
             self._write(self._stderr, line, style_func=str)
 
-    def report(
-        self, report: Report, workers: Sequence[Outcome] = (), *, always: bool = False
-    ) -> None:
-        """Write what a run did (``always``: also if nothing), failed rows, and lost workers."""
-        self._lost(report.name, workers)
-        self._failures(report)
+    def report(self, report: Report, worker: int | None = None, *, always: bool = False) -> None:
+        """Write what a run did (``always``: also if nothing), and failed rows.
+
+        ``worker``: its number, if there are several.
+        """
         if report.error is not None:
-            self.trouble(report.name, Trouble.of_resource(report.error))
-        if self.as_json:
-            self.document(_document(report, workers))
-        elif self._verbosity > 0 and (always or self._terminal or report.did_something):
-            others = f"; {report.stale} already done by another worker" if report.stale else ""
-            others = others if self._verbosity > 1 else ""
-            self._write(self._stdout, f"{report}{others}{_shares(workers)}")
+            self.trouble(_who(report.name, worker), Trouble.of_resource(report.error))
+        if self.as_json or always or self._terminal or report.did_something:
+            self.watched(report, worker)
 
     def dry_run(self, found: DryRun) -> None:
         """Write what a run would do."""
@@ -123,24 +119,31 @@ class Output:
         elif self._verbosity > 0:
             self._write(self._stdout, f"{found}")
 
-    def broke(self, name: str, trouble: Trouble) -> None:
+    def broke(self, name: str, trouble: Trouble, worker: int | None = None) -> None:
         """Write why a run did not complete, and what it did until then."""
-        self.trouble(name, trouble)
+        if not (trouble.is_logged and self._logged):
+            self.trouble(_who(name, worker), trouble)
+        if self.as_json:
+            done = {} if trouble.report is None else trouble.report.as_dict()
+            document = {"name": name, **done, "ok": False, "error": trouble.sentence}
+            self.document(_of_worker(document, worker))
         if trouble.report is not None:
             self._failures(trouble.report)
-        if self.as_json:
-            self.document({"name": name, **_broken_document(trouble)})
-        elif trouble.report is not None and self._verbosity > 0:
-            self._write(self._stdout, f"{trouble.report}")
+            self._line(trouble.report, worker)
 
     def watched(self, report: Report, worker: int | None) -> None:
-        """Write what a run of a watch did; ``worker``: its number, if there are several."""
+        """Write what a run of a watch did; ``worker``: as above."""
         self._failures(report)
         if self.as_json:
             self.document(_of_worker(report.as_dict(), worker))
-        elif self._verbosity > 0:
-            line = f"{report}" if worker is None else f"{report} (worker {worker})"
-            self._write(self._stdout, line)
+        self._line(report, worker)
+
+    def _line(self, report: Report, worker: int | None) -> None:
+        if self._verbosity > 0 and not self.as_json:
+            stale = f"; {report.stale} already done by another worker" if report.stale else ""
+            others = stale if self._verbosity > 1 else ""
+            number = "" if worker is None else f" (worker {worker})"
+            self._write(self._stdout, f"{report}{others}{number}")
 
     def watch_broke(self, who: str, trouble: Trouble, name: str | None, worker: int | None) -> None:
         """Write why a run of a watch could not be made, or why a worker is gone."""
@@ -214,16 +217,6 @@ class Output:
         """Write an answer to stdout as JSON."""
         self._write(self._stdout, json.dumps(document))
 
-    def _lost(self, name: str, workers: Sequence[Outcome]) -> None:
-        lost = [(n, each) for n, each in enumerate(workers, start=1) if isinstance(each, Trouble)]
-        # A trouble of several workers is written once, not once for each.
-        for sentence, trouble in {each.sentence: each for _, each in lost}.items():
-            if not (trouble.is_logged and self._logged):
-                which = [str(n) for n, each in lost if each.sentence == sentence]
-                is_of_all = len(which) == len(workers)
-                whose = "" if is_of_all else f", worker {' and '.join(which)}"
-                self.trouble(f"{name}{whose}", trouble)
-
     def _failures(self, report: Report) -> None:
         if self._logged:
             return  # each failure was logged to stderr when it happened, with its traceback
@@ -245,17 +238,8 @@ class Output:
             self._write_traceback(failure.traceback)
 
 
-def _shares(workers: Sequence[Outcome]) -> str:
-    if len(workers) < 2:
-        return ""
-    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
-    shares = ["?" if report is None else str(report.processed) for report in own]
-    return f" ({len(workers)} workers: {', '.join(shares)})"
-
-
-def _broken_document(trouble: Trouble) -> dict[str, Any]:
-    done = {} if trouble.report is None else trouble.report.as_dict()
-    return {**done, "ok": False, "error": trouble.sentence}
+def _who(name: str, worker: int | None) -> str:
+    return name if worker is None else f"{name}, worker {worker}"
 
 
 def _of_worker(document: dict[str, Any], worker: int | None) -> dict[str, Any]:
@@ -268,13 +252,3 @@ def _discard(stream: OutputWrapper) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-
-
-def _document(report: Report, workers: Sequence[Outcome]) -> dict[str, Any]:
-    if not workers:
-        return report.as_dict()
-    complete = all(isinstance(each, Report) for each in workers)
-    documents = [
-        each.as_dict() if isinstance(each, Report) else _broken_document(each) for each in workers
-    ]
-    return {**report.as_dict(), "ok": report.ok and complete, "workers": documents}

@@ -210,5 +210,6 @@ class ErrorDedup:
         why, since = self._why.pop(who, None), self._since.pop(who, 0.0)
         if why is None or why in self._why.values():
             return None
-        self._said.pop(why, None)
+        last = set(self._why.values())
+        self._said = {each: at for each, at in self._said.items() if each in last}
         return time.monotonic() - since

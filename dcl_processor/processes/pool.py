@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,8 +21,7 @@ from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import COUNTS, TRIED, Report, Stopped
-from dcl_processor.runner.counters import MOST_FAILURES
+from dcl_processor.report import Report, Stopped
 from dcl_processor.signals import OnRow, row_callback
 from dcl_processor.watch.watch import Counted, Plan, Watch
 
@@ -67,14 +65,13 @@ def run(
     health: Health | None = None,
     may_supervise: bool = False,
     **options: Unpack[RunOptions],
-) -> tuple[Report, list[Report | Trouble]]:
-    """Run the processor in so many workers; return the report, and each worker's outcome.
+) -> list[Report | Trouble]:
+    """Run the processor in so many workers; return what became of each of them.
 
     ``limit`` is for all workers together: it is divided before they start. ``concurrency`` is for
     each. ``on_row`` is called with each row's outcome, and ``on_counts`` with what a worker of
-    several has counted, about once a second. With one worker, the run is in this process, and there
-    is no outcome; with ``may_supervise`` it is in a child if the processor has a
-    ``handler_timeout``, and there is an outcome if the worker was lost.
+    several has counted, about once a second. With one worker, the run is in this process; with
+    ``may_supervise`` it is in a child if the processor has a ``handler_timeout``.
 
     A worker that dies, or cannot be started, costs the others nothing. One that is killed because
     its handler does not end is started again, unless its row had cost a worker before. Raises
@@ -96,7 +93,7 @@ def run(
                     report = processor.run(**options, stop=stop)
                 if record is not None:
                     record.ended(processor.name, report)
-                return report, [report] if workers > 1 else []
+                return [report]
 
         outcomes = Outcomes(processor.name, shares(options.get("limit"), needed), on_row)
         in_order = _run_workers(
@@ -108,14 +105,15 @@ def run(
             health=health,
             on_counts=on_counts,
         )
-        report = merge(processor.name, in_order, options.get("limit"))
-        tell_of_success(report, in_order, on_counts)
-        if not in_order:
-            report = replace(report, stopped="signal" if stop.is_set() else "timeout")
-        if record is not None:
-            record.ended(processor.name, report)
-    is_lost = any(isinstance(each, Trouble) for each in in_order)
-    return report, in_order if workers > 1 or is_lost else []
+        if not in_order:  # none was started
+            why: Stopped = "signal" if stop.is_set() else "timeout"
+            in_order = [Report(name=processor.name, stopped=why)]
+        own = [each.report if isinstance(each, Trouble) else each for each in in_order]
+        reports = [each for each in own if each is not None]
+        if record is not None and reports:
+            why_it_ended = min(reports, key=lambda each: each.stopped in {"drained", "busy"})
+            record.ended(processor.name, why_it_ended)
+    return in_order
 
 
 def _run_workers(
@@ -222,11 +220,11 @@ def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
 
 @contextmanager
 def _member(
-    names: Sequence[str], send: Send, *, shown: str, sends_counts: bool, is_share: bool
+    names: Sequence[str], send: Send, *, shown: str, sends_counts: bool
 ) -> Iterator[oversight.Command | None]:
     """Be one of the workers in the block, in a child process.
 
-    ``shown``: the worker's name for people. ``is_share``: whether it does a share of one run.
+    ``shown``: the worker's name for people.
     """
     counting: Any = nullcontext()
     if sends_counts:
@@ -234,7 +232,7 @@ def _member(
         from dcl_processor.metrics import sent
 
         # By the name of one; those of all are in the samples.
-        counting = sent(lambda new: send(names[0], Counted(new)), Counts(is_share=is_share))
+        counting = sent(lambda new: send(names[0], Counted(new)), Counts())
     with as_worker(shown), counting, oversight.worker(names, send) as record:
         try:
             yield record
@@ -264,7 +262,7 @@ def _run(
     outcome: Report | Trouble
     try:
         with (
-            _member(names, send, is_share=True, **known),
+            _member(names, send, **known),
             row_callback(processor, partial(send, processor.name) if sends_rows else None),
         ):
             outcome = processor.run(**options, stop=stop)
@@ -319,7 +317,7 @@ def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
 
 def _watch(names: Sequence[str], stop: Stop, send: Send, *, plan: Plan, **known: Any) -> bool:
     """Watch, in a child process; send each event."""
-    with _member(names, send, is_share=False, **known) as record:
+    with _member(names, send, **known) as record:
         return Watch(registry.get(names), plan, stop, send, record).run()
 
 
@@ -331,7 +329,7 @@ def check_workers(workers: int) -> None:
         )
 
 
-# --- what became of the workers of one run, each of which may have had a successor: one report
+# --- what became of the workers of one run, each of which may have had a successor
 
 
 def shares(limit: int | None, workers: int) -> list[int | None]:
@@ -388,67 +386,3 @@ class Outcomes:
             report = outcome.report
         words = "; then ".join(sentences)
         return replace(deaths[-1], sentence=words, report=report, is_logged=True)
-
-
-def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> Report:
-    """Return one report of all workers; a worker that died without a report counts nothing.
-
-    It lets the run end by ``"failures"``, unless something else ended the run. Several workers may
-    try a row that fails. It counts once, as long as all failures are kept.
-    """
-    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
-    reports = [report for report in own if report is not None]
-    to_retry = sum(report.to_retry for report in reports)
-    counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
-    # Rows that one worker found held or locked may have been handled by another, until the last one
-    # ended; and a row that a session keeps locked was met by each of them.
-    last = max(reports, key=lambda report: report.duration, default=None)
-    for count in ("held", "skipped"):
-        counts[count] = 0 if last is None else getattr(last, count)
-    tried = sum(counts[count] for count in TRIED)
-    failures = {str(failure.pk): failure for report in reports for failure in report.failures}
-    if all(report.failed == len(report.failures) for report in reports):
-        counts["failed"] = len(failures)
-        to_retry = sum(not failure.is_final for failure in failures.values())
-    return Report(
-        name=name,
-        **counts,
-        to_retry=to_retry,
-        redone=sum(report.redone for report in reports),
-        passes=max((report.passes for report in reports), default=0),
-        duration=max((report.duration for report in reports), default=0.0),
-        stopped=_stopped(
-            {report.stopped for report in reports},
-            limit is not None and tried >= limit,
-            has_lost_one=None in own,
-        ),
-        error=next((report.error for report in reports if report.error is not None), None),
-        failures=tuple(islice(failures.values(), MOST_FAILURES)),
-        held_keys=() if last is None else last.held_keys,
-    )
-
-
-def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) -> Stopped:
-    # If one worker reached its share of the limit while another worker found no more rows, the run
-    # was drained all the same.
-    order: tuple[Stopped, ...] = ("failures", "signal", "paused", "timeout", "throttled")
-    for reason in order:
-        if reason in reasons:
-            return reason
-    if reached_limit:
-        return "limit"
-    if has_lost_one:
-        return "failures"  # what it would have found is not known
-    return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
-
-
-def tell_of_success(
-    report: Report, workers: Sequence[Report | Trouble], on_counts: OnCounts | None
-) -> None:
-    """Report the success of a run that several workers share; each sees only its own rows."""
-    if on_counts is None or not all(isinstance(each, Report) for each in workers):
-        return
-    from dcl_processor.metrics import LAST_SUCCESS, succeeded  # not for others
-
-    if workers and succeeded(report):
-        on_counts({(LAST_SUCCESS, (("processor", report.name),)): time.time()})

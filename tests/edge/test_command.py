@@ -111,22 +111,35 @@ def test_tracebacks_are_shown_when_asked_for(manage: Manage, arguments: list[str
     assert done.err.endswith("CommandError: 1 row failed.\n")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
-    tmp_path: Path, workers: str
+    tmp_path: Path, workers: int
 ) -> None:
     """No row is to blame, and the log that has the traceback may go nowhere."""
     parcels("", "")
     closed = {**FAULTY, "MAILBOX": str(tmp_path / "mailbox")}
-    done = processors("run", "faulty.post", "--workers", workers, "--json", **closed)
+    done = processors("run", "faulty.post", "--workers", str(workers), "--json", **closed)
     assert done.returncode == 1
+    numbers = range(1, workers + 1)
+    said, broken = (
+        ([""], [""])
+        if workers == 1
+        else (
+            [f", worker {number}" for number in numbers],
+            [f" (worker {number})" for number in numbers],
+        )
+    )
+    error = "expected the resource to open, got ConnectionRefusedError: closed today."
     assert done.stderr.splitlines() == [
-        "faulty.post: expected the resource to open, got ConnectionRefusedError: closed today.",
-        "CommandError: faulty.post did not run to the end.",
+        *(f"faulty.post{each}: {error}" for each in said),
+        f"CommandError: {' and '.join(f'faulty.post{each}' for each in broken)} did not run to "
+        "the end.",
     ]
-    report = json.loads(done.stdout)
-    assert (report["ok"], report["stopped"], report["failed"]) == (False, "failures", 0)
-    assert report["error"] == "ConnectionRefusedError('closed today')"
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) == workers
+    for report in reports:
+        assert (report["ok"], report["stopped"], report["failed"]) == (False, "failures", 0)
+        assert report["error"] == "ConnectionRefusedError('closed today')"
     assert len(unsent()) == 2
 
 

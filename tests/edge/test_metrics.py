@@ -148,7 +148,6 @@ def test_the_workers_of_a_command_are_counted_by_their_parent(installed: None) -
     assert processed(found, deliver.name) == 5
     names = {name for name, _ in found}
     assert f"{exposition.HANDLER}_count" in names
-    assert metrics.LAST_SUCCESS not in names
 
 
 # --- the port
@@ -192,20 +191,6 @@ def test_an_address_may_come_before_the_port() -> None:
     assert metering.address("9102") == ("127.0.0.1", 9102)
     assert metering.address("0.0.0.0:9102") == ("0.0.0.0", 9102)  # noqa: S104  # not bound
     assert metering.address("[::]:9102") == ("::", 9102)
-
-
-# --- the workers of a run
-
-
-@pytest.mark.parametrize("is_share", [True, False])
-def test_a_share_of_a_run_is_no_success_of_the_whole(is_share: bool, installed: None) -> None:
-    parcels("")
-    found: list[Samples] = []
-    with sent(found.append, Counts(is_share=is_share)):
-        assert deliver.run().processed == 1
-    assert sum(processed(each, deliver.name) for each in found) == 1
-    names = {name for each in found for name, _ in each}
-    assert (metrics.LAST_SUCCESS in names) is not is_share
 
 
 # --- several processes of another program

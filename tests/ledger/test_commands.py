@@ -184,8 +184,8 @@ def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
         (gate / "open").touch()
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
-    document: dict[str, Any] = json.loads(out)
-    assert (document["processed"], document["stopped"]) == (2, "paused")
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert [(each["processed"], each["stopped"]) for each in documents] == [(1, "paused")] * 2
     assert api.state(DELIVER).phase == "paused"
     assert sent() == 2
 

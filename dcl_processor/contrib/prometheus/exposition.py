@@ -35,14 +35,10 @@ METRICS = {
 class ProcessMetrics(Observer):
     """Writes to the client's own metrics, which alone work in its multi-process mode, too.
 
-    ``names``: processors that have samples before anything happens. ``is_share``: runs here are
-    parts of a run, whose success is not known in this process.
+    ``names``: processors that have samples before anything happens.
     """
 
-    def __init__(
-        self, registry: CollectorRegistry, names: Iterable[str] = (), *, is_share: bool = False
-    ) -> None:
-        self._is_share = is_share
+    def __init__(self, registry: CollectorRegistry, names: Iterable[str] = ()) -> None:
         one: Any = {"labelnames": ["processor"], "registry": registry}
         two: Any = {**one, "labelnames": ["processor", "outcome"]}
         texts = {name: text for name, (_, text) in METRICS.items()}
@@ -87,16 +83,16 @@ class ProcessMetrics(Observer):
         self._begin(running.name)
 
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
-        if error is None and not self._is_share and succeeded(report):
+        if error is None and succeeded(report):
             self._success.labels(running.name).set_to_current_time()
 
 
 class Counts(ProcessMetrics):
     """What was counted in this process, and in those that it has started."""
 
-    def __init__(self, names: Iterable[str] = (), *, is_share: bool = False) -> None:
+    def __init__(self, names: Iterable[str] = ()) -> None:
         registry = CollectorRegistry()
-        super().__init__(registry, names, is_share=is_share)
+        super().__init__(registry, names)
         self._collect = registry.collect
         self._adding = threading.Lock()
         self._others: Samples = {}

@@ -274,28 +274,21 @@ class Command(BaseCommand):
         """Run one processor after the other; an error of one costs the others nothing."""
         failed, broken, in_doubt = 0, [*left_out], 0
         for processor, left in _in_time(chosen, options["timeout"], health.stop, output):
-            outcome: Report | Trouble
-            workers: Sequence[Report | Trouble] = []
+            outcomes: Sequence[Report | Trouble]
             try:
                 if options["dry_run"]:
                     output.dry_run(processor.dry_run(**{name: options[name] for name in ROWS}))
                     continue
                 rest = {**options, "timeout": left}
-                outcome, workers = self.run_one(processor, output, health, rest)
+                outcomes = self.run_one(processor, output, health, rest)
             except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-                outcome = Trouble.of(error, processor, options["using"])
+                outcomes = [Trouble.of(error, processor, options["using"])]
                 close_old_connections()
-            if isinstance(outcome, Trouble):
-                output.broke(processor.name, outcome)
-                broken.append(processor.name)
-                failed += 0 if outcome.report is None else _failed(outcome.report)
-                continue
             # Of rows that are named, it is said if they are not pending.
-            output.report(outcome, workers, always=options["pk"] is not None)
-            in_doubt += status.tell_of_doubts(processor, output, options["using"])
-            failed += _failed(outcome)
-            if outcome.error is not None or not all(isinstance(each, Report) for each in workers):
-                broken.append(processor.name)
+            always = options["pk"] is not None
+            failed += _write_outcomes(output, processor.name, outcomes, broken, always=always)
+            if any(isinstance(each, Report) for each in outcomes):
+                in_doubt += status.tell_of_doubts(processor, output, options["using"])
         in_doubt = in_doubt if options["fail_in_doubt"] else 0
         if failed or broken or in_doubt or output.lost:
             raise CommandError(_summary(failed, broken, in_doubt, lost=bool(output.lost)))
@@ -306,11 +299,13 @@ class Command(BaseCommand):
         output: Output,
         health: Health,
         options: dict[str, Any],
-    ) -> tuple[Report | Trouble, Sequence[Report | Trouble]]:
-        """Run a processor; return what became of the run, and of each of several workers."""
+    ) -> Sequence[Report | Trouble]:
+        """Run a processor; return what became of each of its workers."""
         which = {name: options[name] for name in ROWS}
-        with output.watching(processor, health.stop, **which) as on_row:
-            report, workers = pool.run(
+        is_alone = options["workers"] == 1
+        bar = output.watching(processor, health.stop, **which) if is_alone else nullcontext()
+        with bar as on_row:
+            return pool.run(
                 processor,
                 **which,
                 workers=options["workers"],
@@ -322,9 +317,30 @@ class Command(BaseCommand):
                 health=health,
                 may_supervise=self._owns_process,
             )
-        if workers and options["workers"] == 1:  # its only worker was lost
-            return workers[0], []
-        return report, workers
+
+
+def _write_outcomes(
+    output: Output,
+    name: str,
+    outcomes: Sequence[Report | Trouble],
+    broken: list[str],
+    *,
+    always: bool,
+) -> int:
+    """Write what became of each worker; add those that are lost, and return the failed rows."""
+    failed = 0
+    for number, outcome in enumerate(outcomes, start=1):
+        worker = number if len(outcomes) > 1 else None
+        if isinstance(outcome, Trouble):
+            output.broke(name, outcome, worker)
+            report = outcome.report
+        else:
+            output.report(outcome, worker, always=always)
+            report = outcome
+        if isinstance(outcome, Trouble) or outcome.error is not None:
+            broken.append(name if worker is None else f"{name} (worker {worker})")
+        failed += 0 if report is None else _failed(report)
+    return failed
 
 
 def _in_time(
