@@ -120,20 +120,13 @@ def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
     closed = {**FAULTY, "MAILBOX": str(tmp_path / "mailbox")}
     done = processors("run", "faulty.post", "--workers", str(workers), "--json", **closed)
     assert done.returncode == 1
-    numbers = range(1, workers + 1)
-    said, broken = (
-        ([""], [""])
-        if workers == 1
-        else (
-            [f", worker {number}" for number in numbers],
-            [f" (worker {number})" for number in numbers],
-        )
-    )
+    alone = workers == 1
+    said = ["faulty.post"] if alone else [f"faulty.post, worker {number}" for number in (1, 2)]
+    broken = "faulty.post" if alone else "faulty.post (worker 1) and faulty.post (worker 2)"
     error = "expected the resource to open, got ConnectionRefusedError: closed today."
     assert done.stderr.splitlines() == [
-        *(f"faulty.post{each}: {error}" for each in said),
-        f"CommandError: {' and '.join(f'faulty.post{each}' for each in broken)} did not run to "
-        "the end.",
+        *(f"{each}: {error}" for each in said),
+        f"CommandError: {broken} did not run to the end.",
     ]
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(reports) == workers
