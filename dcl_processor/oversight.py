@@ -49,8 +49,6 @@ class Progress:
     counts: Mapping[str, int] = field(default_factory=dict)
     #: When the run that is under way has begun, by the monotonic clock, which processes share.
     since: float | None = None
-    #: The newest order of an operator that the worker has seen.
-    seen: int = 0
     error: str = ""
     #: Whether the worker has ended its work, and sends no more.
     is_last: bool = False

@@ -132,7 +132,6 @@ class Ledger:
         with self.command("worker", names) as record:
             for work in record.works.values():
                 work.send = send
-                work.flush()  # from now on the parent knows what this worker has not seen yet
             yield record
 
     def connections(self, using: str) -> int:
@@ -220,8 +219,6 @@ class Ledger:
         if names:
             self.orders.update(read_orders(names))
         for work in works:
-            if orders := self.orders.get(work.processor):
-                work.note_seen(orders.seen)
             work.flush()
         if names:
             self._prune_now_and_then()

@@ -35,8 +35,6 @@ class Control(models.Model):
     """
 
     processor = models.CharField(max_length=NAME, primary_key=True)
-    #: Counts the changes of the pause, so that a worker can show which of them it has seen.
-    revision = models.BigIntegerField(default=0)
     paused_at = models.DateTimeField(null=True)
     paused_until = models.DateTimeField(null=True)
     paused_by = models.CharField(max_length=PERSON, default="")
@@ -76,8 +74,6 @@ class RecordedRun(models.Model):
     error = models.CharField(max_length=TEXT, default="")
     #: An object for each worker of the command, if there were several.
     workers = models.JSONField(default=list)
-    #: The sum of the revisions of the pauses that all its workers have seen.
-    seen = models.BigIntegerField(default=0)
     at_work = models.BooleanField(default=True)
 
     class Meta:

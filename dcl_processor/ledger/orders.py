@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import F, Q
+from django.db.models import Q
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
 from dcl_processor import steady as time
@@ -59,7 +59,6 @@ def pause(
         "paused_until": _end(until),
         "paused_by": person(by),
         "reason": printable(reason)[:TEXT],
-        "revision": F("revision") + 1,
     }
     return _change(name, values, free) > 0
 
@@ -75,7 +74,7 @@ def resume(processor: Subject) -> bool:
         Q(paused_until=None) | Q(paused_until__gt=DatabaseNow())
     )
     ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
-    values = {**ended, "revision": F("revision") + 1}
+    values = ended
     return _change(name, values, is_paused) > 0
 
 
@@ -133,7 +132,6 @@ class Orders:
 
     #: When the answer was there, by this process's monotonic clock.
     read_at: float
-    seen: int = 0
     is_paused: bool = False
 
     @property
@@ -153,11 +151,7 @@ def read_orders(names: Collection[str]) -> Mapping[str, Orders]:
 
 def _orders(read_at: float, own: Control | None, everywhere: Control | None) -> Orders:
     both = [row for row in (own, everywhere) if row is not None]
-    return Orders(
-        read_at=read_at,
-        seen=sum(row.revision for row in both),
-        is_paused=any(is_paused(row) for row in both),
-    )
+    return Orders(read_at=read_at, is_paused=any(is_paused(row) for row in both))
 
 
 def is_paused(row: Control) -> bool:

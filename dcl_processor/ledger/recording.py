@@ -46,7 +46,6 @@ class Work:
     kind: str
     #: The orders that were followed last; ``None``: they could not be read.
     orders: Orders | None = None
-    seen: int = field(init=False)
     id: UUID = field(default_factory=uuid4)
     started: float = field(default_factory=time.monotonic)
     error: str = ""
@@ -69,9 +68,6 @@ class Work:
     #: The run's thread adds what the ledger's thread reads.
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def __post_init__(self) -> None:
-        self.seen = 0 if self.orders is None else self.orders.seen
-
     @property
     def at_work(self) -> bool:
         """Whether a run is under way."""
@@ -87,14 +83,6 @@ class Work:
         """Return what the workers have sent that have not ended."""
         workers = self._workers.items()
         return [each for number, each in workers if not (each.is_last or number in self._died)]
-
-    def note_seen(self, seen: int) -> None:
-        """Take note of the newest order that this process has seen.
-
-        The workers of the command, while there are any, count instead of this process.
-        """
-        with self._lock:
-            self.seen = min([each.seen for each in self._living()], default=seen)
 
     def begin(self, run: RunOverseer) -> None:
         """Take note of a run that begins."""
@@ -114,7 +102,6 @@ class Work:
                 return  # it has done all of its work
             self._died.add(worker)
         self.error = why
-        self.note_seen(self.seen)
 
     def progress(self, worker: int, progress: Progress) -> None:
         """Take note of what a worker of the command has done since it has sent the last one."""
@@ -126,7 +113,6 @@ class Work:
             counts.update(progress.counts)
             self._workers[worker] = replace(progress, counts=counts)
         self.error = progress.error or self.error
-        self.note_seen(progress.seen)
 
     def done(self) -> Counter[str]:
         """Return what all runs and workers have done."""
@@ -147,7 +133,7 @@ class Work:
         done, now = self.done(), time.monotonic()
         if not self.has_row and not self._is_worth_a_row(done, now):
             return
-        what = done, self.seen, self.at_work, self.error, is_last
+        what = done, self.at_work, self.error, is_last
         if what == self._written and now - self._written_at < HEARTBEAT:
             return
         values = self._values(done, is_last=is_last)
@@ -166,7 +152,7 @@ class Work:
         if not is_last and self._written is not None and self._written.is_last:
             return
         since, done = min(self._begun(), default=None), self.done()
-        state = Progress(os.getpid(), {}, since, self.seen, self.error, is_last)
+        state = Progress(os.getpid(), {}, since, self.error, is_last)
         if (new := done - self._sent) or state != self._written:
             self._written, self._sent = state, done
             send(self.processor, replace(state, counts=new))
@@ -180,7 +166,6 @@ class Work:
         values: dict[str, Any] = {
             "counts": {name: done[name] for name in KEPT},
             "heartbeat_at": DatabaseNow(),
-            "seen": self.seen,
             "at_work": self.at_work and not is_last,
             "error": self.error,
             "workers": [

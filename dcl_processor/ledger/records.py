@@ -158,7 +158,7 @@ def _delete(table: QuerySet[Any], old: QuerySet[Any]) -> int:
     return deleted
 
 
-# --- what is paused, who has seen it, and what is at work
+# --- what is paused, and what is at work
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +178,10 @@ class State(Plain):
     """What the ledger has of one processor now; times are in UTC."""
 
     name: str
-    #: "running", "pausing" (commands are still at work) or "paused".
+    #: "running", "pausing" (a run is still at work) or "paused".
     phase: str = "running"
     pause: Pause | None = None
-    #: The commands at work since the pause, how many of them have seen it, and how many of all are
-    #: lost: their last heartbeat is more than a minute ago.
-    commands: int = 0
-    seen: int = 0
+    #: The commands that are lost: their last heartbeat is more than a minute ago.
     lost: int = 0
     #: When each host has last looked for rows.
     looked_at: dict[str, datetime] = field(default_factory=dict)
@@ -198,11 +195,8 @@ class State(Plain):
         what = "all processors are paused" if pause.of_all else self.phase
         until = f", until {utc_text(pause.until)}" if pause.until else ""
         why = f": {pause.reason}" if pause.reason else ""
-        seen = ""
-        if self.phase == "pausing":
-            seen = f" ({self.seen} of {self.commands} commands have seen it)"
         lost = f" ({self.lost} lost)" if self.lost else ""
-        return f"{what} since {utc_text(pause.since)} by {pause.by}{until}{why}{seen}{lost}"
+        return f"{what} since {utc_text(pause.since)} by {pause.by}{until}{why}{lost}"
 
 
 def state(processor: Subject) -> State:
@@ -216,11 +210,7 @@ def states(processors: Iterable[Subject]) -> list[State]:
     using = alias()
     wanted = Control.objects.using(using).filter(processor__in=[ALL, *names])
     rows = {row.processor: row for row in wanted.annotate(clock=DatabaseNow())}
-    since = min((row.paused_at for row in rows.values() if row.paused_at), default=None)
-    recent = Q(finished_at=None)
-    if since is not None:
-        recent |= Q(finished_at__gte=since)  # those that have ended since the pause have seen it
-    runs = RecordedRun.objects.using(using).filter(recent, processor__in=names)
+    runs = RecordedRun.objects.using(using).filter(finished_at=None, processor__in=names)
     at_work = list(runs.annotate(clock=DatabaseNow()))
     looks = list(Look.objects.using(using).filter(processor__in=names))
     return [
@@ -241,18 +231,8 @@ def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> St
     if paused:
         # The pause of all processors is named first, because it has to be ended first.
         row = min(paused, key=lambda row: row.processor)
-        seen = sum(each.revision for each in rows)
-        ended = [run for run in runs if run.finished_at and run.finished_at >= row.paused_at]
-        have_seen = [run for run in alive if run.seen >= seen]
-        # A command that has not read the pause may start a row. A command that has read it may
-        # still handle a row.
-        not_yet = [run for run in alive if run.seen < seen or run.at_work]
-        found |= {
-            "phase": "pausing" if not_yet else "paused",
-            "pause": _pause(row),
-            "commands": len(alive) + len(ended),
-            "seen": len(have_seen) + len(ended),
-        }
+        is_pausing = any(run.at_work for run in alive)
+        found |= {"phase": "pausing" if is_pausing else "paused", "pause": _pause(row)}
     return State(name, looked_at={look.host: utc(look.looked_at) for look in looks}, **found)
 
 

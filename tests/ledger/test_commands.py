@@ -28,7 +28,7 @@ from dcl_processor.worker import this_user
 from tests.contract.support import errands as the
 from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures
 from tests.edge.manage import Manage, Ran, at_gate, started
-from tests.edge.watchers import Watcher, parcels
+from tests.edge.watchers import SELDOM, Watcher, parcels
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
 
@@ -152,42 +152,18 @@ def test_a_wrong_command_line_ends_with_2(
     assert said in done.err
 
 
-def test_a_watch_is_paused_and_resumed_while_it_is_idle() -> None:
-    with watching("0.5") as watcher:
-        parcels("")
-        watcher.says(f"{DELIVER}: 1 processed")
-        (row,) = _records()
-        api.pause(DELIVER)
-        # It is "pausing" while a look for rows is under way.
-        until(lambda: api.state(DELIVER).phase == "paused", "the watch to see the pause")
-        assert api.state(DELIVER).seen == 1
-        parcels("")
+def test_a_watch_of_a_paused_processor_waits_until_it_is_resumed() -> None:
+    parcels("")
+    api.pause(DELIVER)
+    with watching(SELDOM) as watcher:
+        until(lambda: bool(watcher.about_itself), "the watch to begin")
+        assert sent() == 0
         api.resume(DELIVER)
         watcher.says(f"{DELIVER}: 1 processed")
         assert watcher.end() == (0, "", "")
     (row,) = _records()
-    assert (row.kind, row.counts["processed"], row.at_work) == ("watch", 2, False)
+    assert (row.kind, row.counts["processed"], row.at_work) == ("watch", 1, False)
     assert row.finished_at is not None
-
-
-def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
-    gate: Path,  # noqa: F811
-) -> None:
-    parcels("gate", "gate", "gate", "gate")
-    arguments = ("run", DELIVER, "--workers", "2", "--json")
-    with started(*arguments, **ON, GATE=str(gate)) as process:
-        at_gate(gate, handlers=2)
-        api.pause(DELIVER, by="anna")
-        until(lambda: api.state(DELIVER).seen == 1, "the command to see the pause")
-        assert api.state(DELIVER).phase == "pausing"
-        assert "(1 of 1 commands have seen it)" in api.state(DELIVER).sentence
-        (gate / "open").touch()
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (0, "")
-    documents = [json.loads(line) for line in out.splitlines()]
-    assert [(each["processed"], each["stopped"]) for each in documents] == [(1, "paused")] * 2
-    assert api.state(DELIVER).phase == "paused"
-    assert sent() == 2
 
 
 def test_a_command_whose_workers_were_killed_has_not_drained_the_rows(

@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import connection
 from django.test import override_settings
 
-from dcl_processor import ledger
+from dcl_processor import ledger, oversight
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.ledger import orders, tokens
 from dcl_processor.ledger.desk import UnreachableError
@@ -104,6 +104,24 @@ def test_a_pause_lets_the_row_at_hand_end_and_starts_no_other(ledger: Ledger) ->
 
     assert_run(processor(handle, MAKE, batch_size=3)(), processed=1, stopped="paused")
     assert done() == 1
+
+
+def test_the_end_of_a_pause_wakes_the_watches(ledger: Ledger) -> None:
+    import dcl_processor.ledger as api
+
+    with oversight.command("watch", [NAME]) as record:
+        assert record is not None
+
+        def woken() -> list[str]:
+            ledger.read([NAME])
+            return [*record.resumed()]
+
+        assert woken() == []
+        api.pause(NAME)
+        assert woken() == []
+        api.resume(NAME)
+        assert woken() == [NAME]
+        assert woken() == []
 
 
 def test_reserve_hands_out_nothing_while_it_is_paused() -> None:

@@ -40,7 +40,6 @@ def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None
     pause = ledger.state(NAME).pause
     assert pause is not None
     assert pause.by == "anna"
-    assert Control.objects.get(processor=NAME).revision == 1
 
 
 def test_an_order_does_not_wait_without_end_for_a_row_that_another_session_has_locked(

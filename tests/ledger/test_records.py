@@ -175,46 +175,32 @@ def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end(is_wri
 
 def test_the_workers_of_a_command_are_one_row_and_one_that_died_is_not_forgotten() -> None:
     work = Work(NAME, "run")
-    for number, pid, counts, seen, error in (
-        (1, 11, {"processed": 2}, 5, ""),
-        (2, 12, {"processed": 3, "failed": 1}, 4, "no"),
-        (1, 13, {"processed": 1}, 5, ""),
+    for number, pid, counts, error in (
+        (1, 11, {"processed": 2}, ""),
+        (2, 12, {"processed": 3, "failed": 1}, "no"),
+        (1, 13, {"processed": 1}, ""),
     ):
-        work.progress(number, Progress(pid, counts, since=1.0, seen=seen, error=error))
+        work.progress(number, Progress(pid, counts, since=1.0, error=error))
     work.flush()
     row = RecordedRun.objects.get()
-    found = row.counts["processed"], row.counts["failed"], row.seen, row.error
-    assert found == (6, 1, 4, "no")
+    found = row.counts["processed"], row.counts["failed"], row.error
+    assert found == (6, 1, "no")
     assert row.workers == [
         {"worker": 1, "pid": 13, "processed": 3},
         {"worker": 2, "pid": 12, "processed": 3, "failed": 1},
     ]
 
 
-def test_a_worker_that_has_ended_is_not_waited_for_to_see_a_pause() -> None:
-    work = Work(NAME, "watch")
-    for worker in (1, 2):
-        work.progress(worker, Progress(10 + worker, {"processed": 1}, since=1.0, seen=0))
-    work.progress(1, Progress(11, {"processed": 1}, seen=0, is_last=True))
-    work.flush()
-    api.pause(NAME)
-    work.progress(2, Progress(12, seen=1))
-    work.flush()
-    assert (api.state(NAME).phase, api.state(NAME).seen) == ("paused", 1)
-    assert RecordedRun.objects.get().counts["processed"] == 3
-
-
 def test_a_worker_that_has_died_has_no_row_at_work_and_its_successor_counts() -> None:
     work = Work(NAME, "watch")
-    work.progress(1, Progress(11, {"processed": 1}, since=1.0, seen=0))
+    work.progress(1, Progress(11, {"processed": 1}, since=1.0))
     work.flush()
     api.pause(NAME)
     work.worker_died(1, "killed by SIGKILL")
-    work.note_seen(1)
     work.flush()
-    assert (api.state(NAME).phase, api.state(NAME).seen) == ("paused", 1)
+    assert api.state(NAME).phase == "paused"
     assert RecordedRun.objects.get().error == "killed by SIGKILL"
-    work.progress(1, Progress(12, {}, seen=1))
+    work.progress(1, Progress(12, {}))
     work.flush()
     assert api.state(NAME).phase == "paused"
     assert RecordedRun.objects.get().counts["processed"] == 1
@@ -321,36 +307,26 @@ def test_a_worker_without_a_heartbeat_is_shown_as_lost_and_nothing_else_happens(
     assert api.history(NAME)[0].state == "lost"
     api.pause(NAME)
     found = api.state(NAME)
-    assert (found.phase, found.commands, found.lost) == ("paused", 0, 1)
+    assert (found.phase, found.lost) == ("paused", 1)
     api.resume(NAME)
     assert_run(processor()(filter=the.only(rows[0])), processed=1)
     assert RecordedRun.objects.get(pk=lost.id).finished_at is None
 
 
-def test_a_pause_is_pausing_until_all_commands_have_seen_it_and_ended_their_row() -> None:
-    works = [Work(NAME, "watch") for _ in range(3)]
+def test_a_pause_is_pausing_until_all_commands_have_ended_their_row() -> None:
+    works = [Work(NAME, "watch") for _ in range(2)]
     counts = ran(processed=1)
     for work in works:
         work.begin(counts)
         work.flush()
     api.pause(NAME)
-    assert (api.state(NAME).phase, api.state(NAME).seen) == ("pausing", 0)
-    works[0].seen = 1  # it waits for rows
-    works[0].end(counts)
+    assert api.state(NAME).phase == "pausing"
+    works[0].end(counts)  # it waits for rows
     works[0].flush()
-    works[1].seen = 1  # it has one at work
-    works[1].flush()
-    works[2].end(counts)  # it has ended
-    works[2].flush(is_last=True)
-    found = api.state(NAME)
-    assert (found.phase, found.seen, found.commands) == ("pausing", 3, 3)
-    assert "(3 of 3 commands have seen it)" in found.sentence
+    assert api.state(NAME).sentence.startswith("pausing since ")
     works[1].end(counts)
-    works[1].flush()
+    works[1].flush(is_last=True)
     assert api.state(NAME).phase == "paused"
-    works[0].seen = 0
-    works[0].flush()
-    assert "(2 of 3 commands have seen it)" in api.state(NAME).sentence
 
 
 def test_old_records_are_deleted_in_chunks_and_those_at_work_stay(monkeypatch: Any) -> None:

@@ -15,7 +15,6 @@ class Migration(migrations.Migration):
             name="Control",
             fields=[
                 ("processor", models.CharField(max_length=255, primary_key=True, serialize=False)),
-                ("revision", models.BigIntegerField(default=0)),
                 ("paused_at", models.DateTimeField(null=True)),
                 ("paused_until", models.DateTimeField(null=True)),
                 ("paused_by", models.CharField(default="", max_length=150)),
@@ -87,7 +86,6 @@ class Migration(migrations.Migration):
                 ("stopped", models.CharField(default="", max_length=20)),
                 ("error", models.CharField(default="", max_length=500)),
                 ("workers", models.JSONField(default=list)),
-                ("seen", models.BigIntegerField(default=0)),
                 ("at_work", models.BooleanField(default=True)),
             ],
             options={
