@@ -39,10 +39,11 @@ def in_state(
 ) -> QuerySet[Any, Any]:
     """Return the rows that are in one of ``STATES``: none, without a query, if none can be.
 
-    ``doubt_after``: seconds after which a claim is in doubt, default ``default_age()``. Raises
+    ``doubt_after``: seconds after which a claim is in doubt, at least ``default_age()``. Raises
     ``NotRecordedError`` where rows may be in the state, but no column shows it.
     """
-    after = default_age(processor) if doubt_after is None else doubt_after
+    # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
+    after = max(default_age(processor), doubt_after or 0.0)
     match name:
         case "pending":
             return question.queryset
@@ -76,7 +77,8 @@ def chosen(
     if keys is not None:
         return question.table.filter(pk__in=keys)
     if in_doubt is not None:
-        return processor.in_doubt(older_than=in_doubt).using(question.using)
+        after = max(default_age(processor), in_doubt)
+        return processor.in_doubt(older_than=after).using(question.using)
     found = in_state("given_up", processor, question)
     return found if kind is None else _of_kind(processor, found, kind)
 

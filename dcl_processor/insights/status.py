@@ -79,7 +79,7 @@ def status(
     ledger is installed.
 
     ``seconds``: the time limit of each question. ``doubt_after``: seconds after which a claim
-    counts as in doubt, default ``default_age()``. ``most``: the rows that are counted at most,
+    counts as in doubt, at least ``default_age()``. ``most``: the rows that are counted at most,
     default ``backlog.MOST``. ``down`` and ``end``: as for an ``Asker``.
     """
     wanted = [name for name in NUMBERS if only is None or name in only]
@@ -169,9 +169,8 @@ class _Subject:
         answer = locked(question, keys[:most])
         if answer.value is None or keys[: most + 1].count() <= most:
             return answer
-        if answer.value.rows == 0:
-            return Answer.unknown(f"none of the first {most:,} pending rows; there are more")
-        return replace(answer, how=How.MORE_THAN)
+        none = "" if answer.value.rows else f"none of the first {most:,} rows"
+        return replace(answer, how=How.MORE_THAN, why=none)
 
 
 def _of_ledger(

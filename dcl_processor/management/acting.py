@@ -71,7 +71,8 @@ class Action:
             "--in-doubt",
             type=duration,
             metavar="OLDER",
-            help="Rows whose claim is older than this, such as 15m, and was never settled.",
+            help="Rows whose claim is older than this, such as 15m, and than 60 s for each row of "
+            "batch_size, and was never settled.",
         )
         chosen.add_argument(
             "--given-up", action="store_true", help="Rows that failed for good, or were discarded."

@@ -50,8 +50,8 @@ def add_arguments(parser: CommandParser) -> None:
         "--in-doubt",
         type=duration,
         metavar="OLDER",
-        help="The age from which a claim counts as in doubt (default: 60 s for each row of "
-        "batch_size).",
+        help="The age from which a claim counts as in doubt (default, and least: 60 s for each "
+        "row of batch_size).",
     )
     add_time_limit(parser)
 

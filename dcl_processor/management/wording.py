@@ -94,7 +94,8 @@ def locked(answer: Answer[Locked]) -> list[str]:
     """Write how many rows each session holds, or why it is not known; empty: no session does."""
     if answer.value is None:
         return [answer.missing]
-    return [f"{each.rows:,} by {holder(each)}" for each in answer.value.holders if each.rows]
+    held = [f"{each.rows:,} by {holder(each)}" for each in answer.value.holders if each.rows]
+    return held or [*filter(None, [answer.why])]
 
 
 def holder(holder: Holder) -> str:

@@ -138,7 +138,10 @@ def test_a_bound_above_the_usual_limit_is_counted_to(
 
     monkeypatch.setattr(backlog, "MOST", 2)
     parcels(*[""] * 4)
-    assert "pending         more than 2\n" in manage("status", "warehouse.deliver").out
+    shown = manage("status", "warehouse.deliver")
+    assert (shown.code, shown.err) == (0, "")
+    assert "pending         more than 2\n" in shown.out
+    assert "locked          none of the first 2 rows\n" in shown.out
     assert manage("status", "warehouse.deliver", "--fail-if", "pending>3").code == 1
     assert manage("status", "warehouse.deliver", "--fail-if", "pending>4").code == 0
 

@@ -72,13 +72,8 @@ def test_a_young_claim_is_left_to_its_worker(
 ) -> None:
     row = claimed(minutes=0)
     before = getattr(row, flag)
-    ways = [
-        (*chosen, how)
-        for chosen in (("--pk", str(row.pk)), ("--in-doubt", "0"))
-        for how in ("--yes", "--dry-run")
-    ]
-    for way in ways:
-        done = manage(*arguments, *way)
+    for way in ("--yes", "--dry-run"):
+        done = manage(*arguments, "--pk", str(row.pk), way)
         assert (done.code, done.out) == (
             1,
             (
@@ -91,6 +86,23 @@ def test_a_young_claim_is_left_to_its_worker(
     assert manage(*arguments, "--pk", str(row.pk), "--force", "--yes").code == 0
     row.refresh_from_db()
     assert (getattr(row, flag), row.claimed_at) == (not before, None)
+
+
+@pytest.mark.parametrize(
+    ("older", "number"), [("0", 2), ("30s", 2), ("1m", 2), ("15m", 1), ("1h", 0)]
+)
+def test_an_action_takes_as_many_rows_in_doubt_as_status_counts(
+    manage: Manage, older: str, number: int
+) -> None:
+    """No claim that a worker may be at work on is in doubt, however young they may be."""
+    for minutes in (0, 0.75, 10, 20):
+        claimed(minutes=minutes)
+    counted = json.loads(manage("status", FETCH, "--in-doubt", older, "--json").out)[0]
+    done = manage("requeue", FETCH, "--in-doubt", older, "--dry-run", "--json")
+    acted = json.loads(done.out)
+    assert (counted["in_doubt"]["value"], acted["rows"], acted["left"]) == (number, number, [])
+    assert counted["in_progress"]["value"] == 4 - number
+    assert done.code == 0
 
 
 def test_a_row_that_is_done_is_put_back_by_force_alone(manage: Manage) -> None:
