@@ -62,8 +62,6 @@ class CompiledUpdate:
             rows = rows.filter(is_in_transaction(self._fence))
         query: Any = rows.query.chain(sql.UpdateQuery)
         query.add_update_values(self._assignments.columns)
-        if query.related_updates:
-            raise CannotParametrize
         statement, params = compiled(query.get_compiler(using))
         written = self._assignments.placeholders.values()
         placeholders = [*written, *self._expected.values()]

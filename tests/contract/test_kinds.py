@@ -257,7 +257,7 @@ def test_i13_a_row_whose_mark_is_refused_ends_no_run() -> None:
     claim = {"claimed": True, "code": F("result")}
     run = the.at_most_once(lambda row: calls.append(row.place), claim=claim, pending=IN_ORDER)
     assert_run(run(), processed=4, failed=1)
-    assert calls == [0, 1, 3, 4]
+    assert sorted(calls) == [0, 1, 3, 4]
     rows[2].refresh_from_db()
     assert (rows[2].claimed, rows[2].done) == (False, False)
 
