@@ -277,7 +277,7 @@ class KeySource(Source):
                 continue
             turn.is_last, self.question = True, self._run.ask()
             if not self._groups.in_order:
-                turn.alone.extend(turn.suspects)
+                turn.alone.extend(sorted(turn.suspects, key=lambda pk: died([pk])))
                 turn.left = None
             self._turns.join(turn)
             yield from self._visits(iter(()))

@@ -165,7 +165,7 @@ def test_a_suspect_holds_no_other_row_of_its_key(folder: Path) -> None:
     left_by_the_dead(rows[4], number=2, processor=processor)
     assert_run(processor(timeout=PATIENCE), processed=8)
     assert calls[:5] == [rows[place] for place in (2, 3, 5, 6, 7)]
-    assert sorted(calls[5:]) == [rows[0], rows[1], rows[4]]
+    assert (sorted(calls[5:7]), calls[7]) == (rows[:2], rows[4])
     assert (unsent(), list(folder.iterdir())) == ([], [])
 
 
