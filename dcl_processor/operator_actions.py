@@ -161,8 +161,8 @@ def to_discard(
     if retry is not None:
         noted = retry.given_up(Discard(reason), 0, question.model)
         # No attempt was made, so their number stays.
-        noted.pop(retry.attempts or "", None)
-        dead_letter = {**noted, **(retry.on_failure or {}), **dead_letter}
+        noted.pop(retry.attempts, None)
+        dead_letter = {**noted, **dead_letter}
     waits = is_pending(question)
     if processor.claim is not None:
         waits |= claimed(processor)

@@ -123,12 +123,9 @@ def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Qu
 
 def _used_up(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
     """Return the pending rows that have no attempts left, and get no dead letter."""
-    retry = processor.retry
-    if retry is None or retry.max_attempts is None:
-        return question.table.none()  # each failed row is tried again
     left = has_attempts_left(processor, question)
     if left is None:
-        raise NotRecordedError("set failed={…}: max_attempts is a function of the row")
+        return question.table.none()  # each failed row is tried again
     return question.table.filter(~left, is_pending(question))
 
 

@@ -29,9 +29,9 @@ COUNTS = (*TRIED, "skipped", "stale", "lease_lost", "held")
 class Failure:
     """One row that failed: its primary key, the error, and the traceback as text.
 
-    With a ``retry``: ``attempt``, the attempt's number from 1, or ``None`` if it is not counted;
-    ``max_attempts``, or ``None`` without a limit; and ``again_in``, the seconds until the row is
-    tried again, or ``None`` if it was given up on.
+    With a ``retry``: ``attempt``, the attempt's number from 1; ``max_attempts``, or ``None``
+    without a limit; and ``again_in``, the seconds until the row is tried again, or ``None`` if it
+    was given up on.
     """
 
     pk: Any
@@ -49,12 +49,11 @@ class Failure:
     @property
     def attempts(self) -> str:
         """Return which attempt it was, and what follows; an empty string without a ``retry``."""
-        if self.attempt is None and self.again_in is None:
+        if self.attempt is None:
             return ""
-        number = "" if self.attempt is None else f"attempt {self.attempt}"
         of = "" if self.max_attempts is None else f" of {self.max_attempts}"
         then = "given up" if self.again_in is None else f"again in {self.again_in:.0f} s"
-        return f" ({', '.join(filter(None, [number + of, then]))})"
+        return f" (attempt {self.attempt}{of}, {then})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as plain values; the error is given by its ``repr()``.

@@ -279,7 +279,6 @@ class Dispatch(LeaseColumn):
     status = models.CharField(max_length=20, default="queued")
     tries = models.PositiveSmallIntegerField(null=True)
     many_tries = models.BigIntegerField(default=0)
-    allowed = models.IntegerField(null=True)
     not_before = models.DateTimeField(null=True)
     reason = models.CharField(max_length=50, null=True)  # noqa: DJ001  # as such tables have it
     priority = models.IntegerField(default=0)

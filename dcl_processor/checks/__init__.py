@@ -1,7 +1,7 @@
 """System checks: what ``manage.py check`` can find before a run does.
 
 - E001  pending cannot be used
-- E002  done, failed, reset, claim or on_failure names no column, or one that must not be written
+- E002  done, failed, reset or claim names no column, or one that must not be written
 - E003  one of them would write the same value twice into unique columns
 - E004  one of them holds a value that its column cannot
 - E005  two processors have one name
@@ -19,7 +19,7 @@
 - E019  a list of the admin has a processor of another model
 - E020  the __init__ of a processor's class has not called super().__init__()
 - W001  pending tests a row that several rows share
-- W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
+- W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
 - W006  in_order without retry and failed: a row that always fails stops its key

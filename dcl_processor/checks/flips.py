@@ -1,4 +1,4 @@
-"""Checks of what is written to rows: ``done``, ``failed``, ``reset``, ``claim``, ``on_failure``."""
+"""Checks of what is written to rows: ``done``, ``failed``, ``reset``, ``claim``."""
 
 from __future__ import annotations
 

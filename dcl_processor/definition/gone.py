@@ -17,7 +17,9 @@ OF_A_PROCESSOR: dict[str, str] = {
 }
 
 #: Parameters that ``Retry`` does not have.
-OF_A_RETRY: dict[str, str] = {}
+OF_A_RETRY: dict[str, str] = {
+    "on_failure": "leave it out: attempts above 0 show that a row has failed"
+}
 
 #: What other task queues and Django call an option. A class may use these names for its own.
 OF_OTHERS: dict[str, str] = {

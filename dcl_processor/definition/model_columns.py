@@ -25,8 +25,6 @@ def written(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
     """Yield each option whose values are written to a row, and these values."""
     for option in FLIPS:
         yield option, getattr(processor, option) or {}
-    if processor.retry is not None:
-        yield "on_failure", processor.retry.on_failure or {}
 
 
 def shares_keys(one: type[Model], other: type[Model]) -> bool:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from django.db.models import CharField, DateTimeField, F, IntegerField, Model, Q, TextField
+from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, TextField
 
 from dcl_processor import values
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.errors import describe, printable
-from dcl_processor.exceptions import InvalidDone, InvalidOption
-from dcl_processor.interrupts import ends_the_run
-from dcl_processor.masking import described, masked
+from dcl_processor.masking import masked
 
 from . import gone
-from .functions import takes
 from .model_columns import expect_column, is_nullable
 
 #: Characters of an error that ``last_error`` keeps.
@@ -30,37 +26,31 @@ LONGEST_DELAY = values.TEN_YEARS
 
 _Errors = type[BaseException] | tuple[type[BaseException], ...]
 
-_COLUMNS = ("attempts", "next_attempt_at", "last_error")
-
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Try a failed row again in a later run, with growing delays, and give up in the end.
 
-    ``max_attempts``: handler calls for one row, including the first; the name of a column with that
-    number, or a function of the row that returns it; ``None``: no limit. ``backoff``: seconds (or a
-    ``timedelta``) before the second attempt, doubled before each further one up to ``max_delay``;
-    each delay is longer or shorter by a random part up to ``jitter`` of it. ``on``: the errors
-    that are worth another attempt; ``give_up_on``: the errors among these that are not.
-    ``on_failure``: values that are written at every failure.
-    ``attempts``, ``next_attempt_at`` and ``last_error`` name columns of the model: an integer, a
-    nullable date and time, and a text; each may be ``None``. Without ``next_attempt_at`` a failed
-    row is due again in the next run. Without ``attempts`` no attempts are counted: each delay is
-    ``backoff``, and a function for ``max_attempts`` returns how many attempts are left.
+    ``max_attempts``: handler calls for one row, including the first; ``None``: no limit.
+    ``backoff``: seconds (or a ``timedelta``) before the second attempt, doubled before each further
+    one up to ``max_delay``; each delay is longer or shorter by a random part up to ``jitter`` of
+    it. ``on``: the errors that are worth another attempt; ``give_up_on``: the errors among these
+    that are not. ``attempts``, ``next_attempt_at`` and ``last_error`` name columns of the model: an
+    integer, a nullable date and time, and a text; the last two may be ``None``. Without
+    ``next_attempt_at`` a failed row is due again in the next run.
 
     A success clears the three columns. A row that is given up on gets the processor's ``failed``.
     The names and the exponential backoff are those of tenacity and of Celery's ``autoretry_for``.
     """
 
-    max_attempts: int | str | Callable[[Any], int | None] | None = 5
+    max_attempts: int | None = 5
     _: KW_ONLY
     backoff: float | timedelta = 30
     max_delay: float | timedelta = 3600
     jitter: float = 0.1
     on: _Errors = Exception
     give_up_on: _Errors = ()
-    on_failure: Mapping[str, Any] | None = field(default=None, hash=False)
-    attempts: str | None = "attempts"
+    attempts: str = "attempts"
     next_attempt_at: str | None = "next_attempt_at"
     last_error: str | None = "last_error"
 
@@ -79,58 +69,19 @@ class Retry:
             kinds = errors if isinstance(errors, tuple) else (errors,)
             fits = all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds)
             values.expect(fits, f"{named} {name}", words, errors)
-        for name in _COLUMNS:
+        values.expect_type(f"{named} attempts", self.attempts, str, "the name of a column")
+        for name in ("next_attempt_at", "last_error"):
             words = "the name of a column, or None"
             values.expect_type(f"{named} {name}", getattr(self, name), str | None, words)
-        self._check_max_attempts()
-        self._check_on_failure()
-
-    def _check_max_attempts(self) -> None:
-        most, named = self.max_attempts, "expected Retry's max_attempts"
-        if callable(most):
-            fits = takes(most, None)
-            values.expect(fits, named, "a function of the row, which takes one argument", most)
-        elif most is not None and self.attempts is None:
-            raise InvalidOption(
-                f"{named} to be None, or a function of the row, with attempts=None, got {most!r}: "
-                "without a column no attempts are counted; name the column, or use "
-                "max_attempts=None, with which no row runs out of attempts."
+        if self.max_attempts is not None:
+            values.expect_whole_number(
+                f"{named} max_attempts", self.max_attempts, of="attempts", least=1
             )
-        elif isinstance(most, str):
-            fits = most != "" and most not in self.columns
-            words = "the name of a column other than attempts, next_attempt_at and last_error"
-            values.expect(fits, named, words, most)
-        elif most is not None:
-            fix = "; or use the name of a column, a function of the row, or None"
-            values.expect_whole_number(named, most, of="attempts", least=1, fix=fix)
-
-    def _check_on_failure(self) -> None:
-        given: Any = self.on_failure
-        if given is None:
-            return
-        fits = isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
-        if not fits or not given:
-            raise InvalidDone(
-                "expected Retry's on_failure to be a mapping of column names to values, such as "
-                f"{{'status': 'deferred'}}, got {given!r}."
-            )
-        for name in self.columns:
-            if name in given:
-                raise InvalidDone(
-                    "expected Retry's on_failure to name columns other than "
-                    f"{', '.join(self.columns)}, got {name!r}, to which a failure writes a value "
-                    "of its own; leave it out, or pass None for that column of Retry."
-                )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of those of the three columns that the model has."""
-        return tuple(filter(None, (getattr(self, name) for name in _COLUMNS)))
-
-    @property
-    def bounds_attempts(self) -> bool:
-        """Whether a row runs out of attempts also if its handler never ends."""
-        return self.max_attempts is not None and self.attempts is not None
+        return tuple(filter(None, (self.attempts, self.next_attempt_at, self.last_error)))
 
     def check(self, model: type[Model], label: str) -> None:
         """Raise ``InvalidOption`` unless the model has columns of the right kind."""
@@ -138,7 +89,6 @@ class Retry:
             ("attempts", IntegerField, None, "an integer column"),
             ("next_attempt_at", DateTimeField, True, "a nullable date and time column"),
             ("last_error", (CharField, TextField), None, "a text column"),
-            ("max_attempts", IntegerField, None, "an integer column"),
         ):
             name = getattr(self, option)
             if isinstance(name, str):
@@ -153,37 +103,15 @@ class Retry:
         return Q(**{f"{at}__isnull": True}) | Q(**{f"{at}__lte": DatabaseNow()})
 
     def has_attempts_left(self, model: type[Model]) -> Q | None:
-        """Return the condition under which a row has attempts left; ``None``: no column tells."""
-        if self.attempts is None or self.max_attempts is None or callable(self.max_attempts):
+        """Return the condition under which a row has attempts left; ``None``: without a limit."""
+        if self.max_attempts is None:
             return None
-        by_column = isinstance(self.max_attempts, str)
-        most = F(self.max_attempts) if isinstance(self.max_attempts, str) else self.max_attempts
-        left = Q(**{f"{self.attempts}__lt": most})
-        for name in (self.attempts, self.max_attempts if by_column else None):
-            # NULL is no attempt so far, or no limit. Plain conditions of the row's own columns,
-            # unlike a function such as COALESCE, can be checked by the statement that locks.
-            if isinstance(name, str) and is_nullable(model, name):
-                left |= Q(**{f"{name}__isnull": True})
+        left = Q(**{f"{self.attempts}__lt": self.max_attempts})
+        # NULL is no attempt so far. Plain conditions of the row's own columns, unlike a function
+        # such as COALESCE, can be checked by the statement that locks.
+        if is_nullable(model, self.attempts):
+            left |= Q(**{f"{self.attempts}__isnull": True})
         return left
-
-    def limit(self, row: Any) -> int | None:
-        """Return the number of attempts that a function of the row gives it; ``None``: no limit.
-
-        Raises ``InvalidOption`` if the function raises, or returns anything else.
-        """
-        assert callable(self.max_attempts)
-        named = "expected Retry's max_attempts to return a whole number, or None for no limit, got"
-        try:
-            most: Any = self.max_attempts(row)
-        except BaseException as error:
-            if ends_the_run(error):
-                raise
-            raised = f"{type(error).__name__} raised by it: {described(error)}"
-            raise InvalidOption(f"{named} {raised}") from error
-        if most is None or (isinstance(most, int) and values.is_number(most)):
-            number: int | None = most
-            return number
-        raise InvalidOption(f"{named} {most!r:.100}.")
 
     def gives_up(self, error: BaseException, attempt: int, most: int | None) -> bool:
         """Return whether this attempt, counted from 1, was the last; ``most``: the row's limit."""
@@ -199,9 +127,7 @@ class Retry:
 
     def given_up(self, error: BaseException, attempt: int, model: type[Model]) -> dict[str, Any]:
         """Return the columns' values after the last attempt."""
-        written: dict[str, Any] = {}
-        if self.attempts is not None:
-            written[self.attempts] = attempt
+        written: dict[str, Any] = {self.attempts: attempt}
         if self.next_attempt_at is not None:
             written[self.next_attempt_at] = None
         if self.last_error is not None:

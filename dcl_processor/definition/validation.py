@@ -145,13 +145,6 @@ def _as_a_method(option: str, flip: Any) -> str:
 
 def _check_retry(processor: Definition[Any], retry: Retry) -> None:
     """Refuse a ``Retry`` that the other options contradict."""
-    own = {processor.claimed_at, processor.lease.field if processor.lease else None}
-    for name in own & (retry.on_failure or {}).keys():
-        raise InvalidDone(
-            f"{processor._label}: expected on_failure to name columns other than those of the "
-            f"claim's time and the lease, got {name!r}, which every settlement clears; leave it "
-            "out."
-        )
     gives_up = retry.give_up_on or not issubclass(Exception, retry.on)
     if gives_up and retry.max_attempts is None and not processor._has_dead_letter:
         raise InvalidOption(

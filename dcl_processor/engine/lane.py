@@ -66,11 +66,10 @@ class Lane:
         self._size = run.size
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
         retry, since = self.processor.retry, self.processor.pending_since
-        self._counts = retry is not None
         #: The column by which observers learn for how long a row was pending, if there is one.
         self._since = since if isinstance(since, str) else None
         #: Whether a handler's call notes the number of its attempt.
-        self.counts_attempts = retry is not None and retry.attempts is not None
+        self.counts_attempts = retry is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
         self.fixed_flip = fixed_flip(self.processor)
         self.fixed_settlement: Values | None = None
@@ -213,7 +212,7 @@ class Lane:
         self.source.note_claim(batch)
         self._refused, rows = 0, batch.claimed.rows
         if rows:
-            if self._counts:
+            if self.counts_attempts:
                 read_attempts(self.processor, batch.question, rows)
             if self.run.rehearsal is None:
                 self.run.verify(rows[0])
@@ -238,7 +237,7 @@ class Lane:
         self._refused, rows = 0, () if batch.claimed is None else batch.claimed.rows
         if rows:
             self.hold(batch, began)
-            if self._counts:
+            if self.counts_attempts:
                 read_attempts(self.processor, batch.question, rows)
             if observers.active:
                 ages = pending_ages(self._since, rows) if self._since else ()

@@ -248,7 +248,7 @@ class Run:
             return True
         # Race: poison row. A leased row is first again when its lease has lapsed, unless the
         # attempts that are counted at its claim are limited.
-        bounds = processor.retry is not None and processor.retry.bounds_attempts
+        bounds = processor.retry is not None and processor.retry.max_attempts is not None
         return processor.lease is not None and not bounds
 
     @property

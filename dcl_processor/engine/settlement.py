@@ -346,7 +346,8 @@ def mark_of(processor: Definition[Any], model: Any, *, is_held: bool = False) ->
     removed = {**none, lease.field: None}
     undone = {**reset, **removed}
     values[lease.field] = _NOW + timedelta(seconds=lease.seconds)
-    if processor.retry is not None and (count := processor.retry.attempts) is not None:
+    if processor.retry is not None:
+        count = processor.retry.attempts
         values[count] = Coalesce(F(count), Value(0)) + 1
         undone[count] = F(count) - 1
     option = "claim" if claim else None

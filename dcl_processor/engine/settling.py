@@ -34,7 +34,6 @@ from dcl_processor.execution.handler import (
     Lost,
     Outcome,
     Snoozed,
-    UsedUp,
     as_exception,
 )
 from dcl_processor.interrupts import ends_the_run
@@ -188,7 +187,7 @@ def settle_row(lane: Lane, batch: Batch, place: int, *, is_last: bool = False) -
                 settle_row(lane, batch, place, is_last=True)
             else:
                 marked.is_settled = True
-                if outcome is not None and not isinstance(outcome, Lost | UsedUp):
+                if outcome is not None and not isinstance(outcome, Lost):
                     batch.ended[place] = held, Lost()
             raise
         if not isinstance(error, Exception):
@@ -266,7 +265,7 @@ def _values(
     mark = batch.mark
     assert mark is not None
     unstarted = isinstance(outcome, Failed) and outcome.unstarted
-    if outcome is None or unstarted or isinstance(outcome, Lost | UsedUp):
+    if outcome is None or unstarted or isinstance(outcome, Lost):
         # Not started. If no other worker has taken the row over yet, no attempt is counted.
         return outcome, mark.put_back(held.marked.before)
     if isinstance(outcome, Handled):
@@ -302,9 +301,8 @@ def _values_of_failure(
     outcome, noted = flips.noted_of(lane, held, outcome, undone=undone)
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         assert processor.retry is not None
-        if processor.retry.attempts is not None:
-            # The claim counted one more attempt, for which no handler was called.
-            noted = {**noted, processor.retry.attempts: outcome.max_attempts}
+        # The claim counted one more attempt, for which no handler was called.
+        noted = {**noted, processor.retry.attempts: outcome.max_attempts}
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.is_lease and not noted.keys() - columns:
         return outcome, noted  # still claimed, so in_doubt() still returns it
@@ -419,7 +417,7 @@ def _is_there(batch: Batch, held: Held, values: Values) -> bool:
 
 def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) -> Outcome | None:
     """Return the outcome of a row that no longer had this worker's mark."""
-    if outcome is None or isinstance(outcome, Lost | UsedUp):
+    if outcome is None or isinstance(outcome, Lost):
         return outcome
     table = batch.question.table
     # A query is needed, because the handler may have deleted its row.
@@ -444,7 +442,7 @@ def _unsettled(
     """Return the outcome of a row to which nothing could be written."""
     final = outcome if held.marked.decided is None else held.marked.decided[0]
     assert batch.mark is not None
-    if final is None or isinstance(final, Lost | UsedUp):
+    if final is None or isinstance(final, Lost):
         _warn(lane, held, "%s: row %s was not put back: %s", error)
         return final
     if isinstance(final, Handled) and not batch.mark.is_lease:

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import AttemptsUsedUp, InvalidOption, TransactionLost
-from dcl_processor.execution.handler import (
-    Failed,
-    Handled,
-    Outcome,
-    UsedUp,
-    execute,
-    execute_together,
-)
+from dcl_processor.exceptions import AttemptsUsedUp, TransactionLost
+from dcl_processor.execution.handler import Failed, Handled, execute, execute_together
 
 from .settlement import Batch, Held, column
 
@@ -102,60 +95,27 @@ def _handle_together(lane: Lane, batch: Batch) -> None:
 
 
 def read_attempts(processor: Definition[Any], question: Question[Any], rows: list[Held]) -> None:
-    """Note of each row how often it was tried, and how often it may be.
+    """Note of each row how often it was tried, before a handler can change the instances.
 
-    Before a handler can change the instances. A row whose limit is not known, or that has no
-    attempts left, gets an outcome.
+    A row that has no attempts left gets an outcome.
     """
     retry = processor.retry
     if retry is None or not rows:
         return
-    tried, limits, most = dict[Any, Any](), dict[Any, Any](), retry.max_attempts
-    if retry.attempts is not None:
-        tried = _before(rows, retry.attempts) or column(question, rows, retry.attempts)
-    if isinstance(most, str):
-        limits = column(question, rows, most)
+    tried = _before(rows, retry.attempts) or column(question, rows, retry.attempts)
     # The outcome of the last attempt was recorded with the row's lock, or with the lease's end.
     in_transaction, lease = rules_of(processor).in_transaction, processor.lease
     leases = _before(rows, lease.field) if lease is not None else {}
     for held in rows:
         held.attempt = (tried.get(held.pk) or 0) + 1  # NULL counts as 0
-        unlimited = None
-        if callable(most):
-            unlimited = _limited(processor, held)
-        else:
-            held.most = limits.get(held.pk) if isinstance(most, str) else most
-        held.refused = held.refused or unlimited
-        bounded = held.most is not None and (retry.bounds_attempts or not in_transaction)
-        if held.refused is None and bounded and held.attempt > (held.most or 0):
+        held.most = most = retry.max_attempts
+        if held.refused is None and most is not None and held.attempt > most:
             # It was tried so often, and could not be given up: its handler is not called again.
             is_known = in_transaction or (held.pk in leases and leases[held.pk] is None)
-            held.refused = Failed(AttemptsUsedUp(held.most or 0, is_known=is_known))
+            held.refused = Failed(AttemptsUsedUp(most, is_known=is_known))
 
 
 def _before(rows: list[Held], name: str) -> dict[Any, Any]:
     """Return a column's values before the claim, if the claim has written to it."""
     marked = [(held.pk, held.marked.before) for held in rows if held.has_mark]
     return {pk: before[name] for pk, before in marked if name in before}
-
-
-def _limited(processor: Definition[Any], held: Held) -> Outcome | None:
-    """Ask the function for the row's limit; return the row's outcome if it may not be handled."""
-    assert processor.retry is not None
-    try:
-        held.most = processor.retry.limit(held.row)
-    except InvalidOption as error:
-        named = InvalidOption(f"{processor.name}: {error}")
-        named.__cause__ = error.__cause__
-        return Failed(named, unstarted=True)
-    # With a dead letter, the row is claimed to write it.
-    is_used_up = held.most is not None and held.attempt > held.most and not processor.failed
-    return UsedUp() if is_used_up and not _ended_with_its_worker(processor, held) else None
-
-
-def _ended_with_its_worker(processor: Definition[Any], held: Held) -> bool:
-    """Return whether the row's last attempt left its lease behind, and a dead letter is due."""
-    lease = processor.lease
-    if lease is None or not processor._has_dead_letter or not held.has_mark:
-        return False
-    return held.marked.before[lease.field] is not None

@@ -88,12 +88,7 @@ class HandedOut:
     """The row was handed out: it is handled elsewhere, and settled by its reservation."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsedUp:
-    """The row had no attempts left, as only its claim could show; no handler was called."""
-
-
-Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut | UsedUp
+Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut
 
 #: What a call for several rows came to: the outcome of each, by key, or, if the call raised, one
 #: outcome for the call as a whole.

@@ -137,28 +137,22 @@ def _after_failure(
     """Return the outcome and the values for a row that is to be tried again, or given up on."""
     retry, error, model = processor.retry, outcome.error, type(row)
     assert retry is not None
-    on_failure = retry.on_failure or {}
-    counts = retry.attempts is not None
-    if counts:
-        outcome = replace(outcome, max_attempts=most)
+    outcome = replace(outcome, max_attempts=most)
     if retry.gives_up(error, attempt, most):
         dead_letter = _dead_letter(processor, row, error)
         # Without one the row stays pending, and only its attempts show that it is given up.
-        last = attempt if dead_letter or not counts else max(attempt, most or 0)
+        last = attempt if dead_letter else max(attempt, most or 0)
         # If nothing shows it, the row is tried again.
         if dead_letter or (most is not None and last >= most):
-            if not dead_letter and processor.claim is not None and processor.lease is None:
-                on_failure = {}  # the row stays claimed, for a person to look at
-            tried = replace(outcome, attempt=last if counts else None)
+            tried = replace(outcome, attempt=last)
             noted = retry.given_up(error, last, model)
             if isinstance(error, AttemptsUsedUp) and error.is_known:
                 noted.pop(retry.last_error or "", None)  # the row has that of its last attempt
-            return tried, {**noted, **on_failure, **dead_letter}
+            return tried, {**noted, **dead_letter}
     after = retry.after(error, attempt, model)
     at = retry.next_attempt_at
     again_in = 0.0 if at is None else after[at].delay.total_seconds()
-    tried = replace(outcome, attempt=attempt if counts else None, again_in=again_in)
-    return tried, {**undone, **after, **on_failure}
+    return replace(outcome, attempt=attempt, again_in=again_in), {**undone, **after}
 
 
 def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Values:

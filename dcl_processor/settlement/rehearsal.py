@@ -128,10 +128,6 @@ def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
         values = getattr(processor, option)
         if is_to_leave and values:
             yield option, values
-    # A discarded row gets ``failed`` alone. A row that fails for the last time gets ``on_failure``
-    # and ``failed``.
-    if processor.failed and processor.retry is not None and processor.retry.on_failure:
-        yield "failed", {**processor.retry.on_failure, **processor.failed}
 
 
 def _check_foreign_keys(processor: Definition[Any], question: Question[Any]) -> None:
@@ -314,30 +310,17 @@ def _written(
 
 
 def _check_put_back(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
-    """Raise ``InvalidDone`` if what is written to a row that is to be tried again takes it away."""
-    reset: Values = (processor.reset or {}) if processor.claim else {}
-    on_failure: Values = (processor.retry.on_failure or {}) if processor.retry else {}
-    # A claimed row that failed is put back by the same statement.
-    failed = {**reset, **on_failure} if on_failure and processor.lease is None else on_failure
+    """Raise ``InvalidDone`` if ``reset`` takes a claimed row that is put back out of pending."""
+    reset = processor.reset if processor.claim else None
+    if not reset:
+        return
+    writes = _written(processor, question, "reset", reset)
     known = FlipEffect.STILL_PENDING, FlipEffect.UNKNOWN
-    for option, given, values, words, fix in (
-        ("reset", reset, reset, "to put a claimed row back into", ""),
-        (
-            "on_failure",
-            on_failure,
-            failed,
-            f"to keep row {pk} with attempts left in",
-            "; include these values in pending, or write them with failed",
-        ),
-    ):
-        if not values:
-            continue
-        writes = _written(processor, question, option, values)
-        if _rehearsed(processor, question, pk, writes) not in known:
-            raise InvalidDone(
-                f"{processor.name}: expected {option}={dict(given)!r} {words} pending, got row "
-                f"{pk} not pending after it; no handler was called{fix}."
-            )
+    if _rehearsed(processor, question, pk, writes) not in known:
+        raise InvalidDone(
+            f"{processor.name}: expected reset={dict(reset)!r} to put a claimed row back into "
+            f"pending, got row {pk} not pending after it; no handler was called."
+        )
 
 
 def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) -> Values:

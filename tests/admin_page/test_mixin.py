@@ -283,11 +283,11 @@ def test_an_action_in_the_list_of_a_proxy_needs_the_permission_on_the_model() ->
     done={"in_warehouse": True},
     claim={"freight": 1},
     reset={"freight": 0},
-    failed={"ship_city": "lost"},
+    failed={"ship_city": "lost", "customer_id": None},
     delivery=Delivery.AT_LEAST_ONCE,
     lease=Lease(10),
     claimed_at="required_date",
-    retry=Retry(on_failure={"customer_id": None}),
+    retry=Retry(),
 )
 def every(order: Order) -> None:
     """Has a column for each of its options."""
@@ -295,7 +295,7 @@ def every(order: Order) -> None:
 
 #: The columns of Order that it writes, in the order of its options.
 WRITTEN = [
-    *("in_warehouse", "ship_city", "freight", "customer"),
+    *("in_warehouse", "ship_city", "customer", "freight"),
     *("required_date", "leased_until", "attempts", "next_attempt_at"),
 ]
 

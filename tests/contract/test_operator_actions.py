@@ -213,12 +213,12 @@ def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(
 
 
 def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_failure() -> None:
-    """It has as many attempts, and the same error: only ``on_failure`` wrote another value."""
+    """It has as many attempts, and the same error: only ``failed`` wrote another value."""
     row, other = the.errands(2)
     number = count()
     fail = the.raising(ValueError("no route"))
-    retry = Retry(max_attempts=1, on_failure={"result": lambda: f"failure {next(number)}"})
-    run = the.transactional(fail, reset={"dead": False}, failed={"dead": True}, retry=retry)
+    failed = {"dead": True, "result": lambda: f"failure {next(number)}"}
+    run = the.transactional(fail, reset={"dead": False}, failed=failed, retry=Retry(1))
     assert_run(run(), failed=2)
     mine = Errand.objects.filter(pk=row.pk)
     write = to_requeue(run, Errand.objects.all())

@@ -201,7 +201,7 @@ def trucks(model: Any = Truck, **options: Any) -> Any:
 
 
 CLAIMED = {"delivery": Delivery.AT_MOST_ONCE, "claim": {"load": 1}}
-NO_COLUMNS: dict[str, Any] = {"attempts": None, "next_attempt_at": None, "last_error": None}
+COLUMNS: dict[str, Any] = {"attempts": "load", "next_attempt_at": None, "last_error": None}
 
 #: Options that name a column of the parent's table, and the check that finds them.
 OF_THE_PARENT: dict[str, tuple[dict[str, Any], str]] = {
@@ -211,7 +211,7 @@ OF_THE_PARENT: dict[str, tuple[dict[str, Any], str]] = {
     "claim": ({**CLAIMED, "claim": {"load": 1, "plate": "claimed"}}, "E002"),
     "claimed_at": ({**CLAIMED, "claimed_at": "leased_until"}, "E009"),
     "the Lease's field": ({"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}, "E009"),
-    "Retry's last_error": ({"retry": Retry(None, **{**NO_COLUMNS, "last_error": "plate"})}, "E009"),
+    "Retry's last_error": ({"retry": Retry(None, **{**COLUMNS, "last_error": "plate"})}, "E009"),
 }
 
 
@@ -259,7 +259,7 @@ def test_a_child_is_handled_whose_own_columns_are_flipped(size: int) -> None:
             raise ValueError("too heavy")
 
     pending = Truck.objects.filter(weighed=False, load=0, inspected=False)
-    retry = Retry(None, **{**NO_COLUMNS, "attempts": "load"})
+    retry = Retry(None, **COLUMNS)
     run = batch_processor(pending=pending, done={"weighed": True}, retry=retry, batch_size=size)
     assert_run(run(handle)(), processed=2, failed=1, to_retry=1)
     assert sorted(calls) == [made[0].pk, made[1].pk, made[3].pk]

@@ -23,11 +23,6 @@ from tests.models import Depot, Errand, Parcel, Scan, Trailer, Vehicle
 Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]
 
 
-OWN_RETRY = Retry(
-    attempts="tries", next_attempt_at="sent_at", last_error="note", on_failure={"weight": "many"}
-)
-
-
 def unsent() -> QuerySet[Parcel]:
     return Parcel.objects.filter(sent=False)
 
@@ -59,7 +54,7 @@ def priced() -> QuerySet[Any]:
 
 SENT = {"sent": True}
 MARK_MANY: dict[str, Any] = {"delivery": Delivery.AT_MOST_ONCE, "claim": {"tries": "many"}}
-ODD_LIMIT = Retry("weigth", attempts="tries", next_attempt_at=None, last_error=None)
+ODD_COUNT = Retry(attempts="weigth", next_attempt_at=None, last_error=None)
 SHARED = "pending tests tests.{} across a foreign key"
 
 
@@ -87,9 +82,8 @@ SHARED = "pending tests tests.{} across a foreign key"
         ("W002", unsent, {"done": SENT, "failed": {"sent_at": timezone.now()}}, "failed writes 20"),
         ("E004", unsent, {"done": SENT, "reset": {"tries": "many"}}, "expected reset to give"),
         ("E004", unsent, {"done": SENT, **MARK_MANY}, "expected claim to give"),
-        ("E004", unsent, {"done": SENT, "retry": OWN_RETRY}, "expected on_failure to give"),
         # A column that it keeps for itself.
-        ("E009", unsent, {"done": SENT, "retry": ODD_LIMIT}, "Retry's max_attempts='weigth' to"),
+        ("E009", unsent, {"done": SENT, "retry": ODD_COUNT}, "Retry's attempts='weigth' to"),
         # A flag that several rows share.
         ("W001", lambda: Parcel.objects.filter(depot__open=True), {}, SHARED.format("Depot")),
         ("W001", lambda: Parcel.objects.exclude(depot__open=False), {}, SHARED.format("Depot")),
@@ -386,7 +380,7 @@ def tried(pending: Any, result: str) -> dict[str, Any]:
         # Nothing is shared.
         ({"retry": Retry()}, {}, False),
         ({"retry": Retry()}, {"retry": OTHER_RETRY}, False),
-        ({"retry": Retry()}, {"retry": Retry(None, attempts=None, next_attempt_at=None)}, False),
+        ({"retry": Retry()}, {"retry": Retry(attempts="place", next_attempt_at=None)}, False),
         (LEASE, {"retry": Retry()}, False),
         (CLAIM, {**CLAIM, "claim": {"result": "packing"}}, False),
         # Stages: both ask for one column, and write different values to it.

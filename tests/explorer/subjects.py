@@ -403,8 +403,8 @@ KEYED_WAITING = {
     f"{name}_waiting": replace(KEYED[name], name=f"{name}_waiting", rehearsed=True, waits=True)
     for name in ("transactional_by_key", "transactional_in_order")
 }
-#: A head that waits for its next attempt; the key's own column is no counter here.
-WAITS = Retry(None, attempts=None, last_error=None, backoff=3600, jitter=0)
+#: A head that waits for its next attempt; the column of the key is no counter here.
+WAITS = Retry(None, attempts="place", last_error=None, backoff=3600, jitter=0)
 
 
 def headed(delivery: str, more: str, **options: Any) -> Subject:
@@ -413,6 +413,7 @@ def headed(delivery: str, more: str, **options: Any) -> Subject:
     return replace(
         subject,
         fails_by=(ValueError,),
+        ask_edited="SELECT id, place FROM tests_errand WHERE false",
         set_back=subject.set_back.replace("dead = false", "dead = false, next_attempt_at = NULL"),
         later="UPDATE tests_errand SET next_attempt_at = NULL WHERE next_attempt_at IS NOT NULL",
     )

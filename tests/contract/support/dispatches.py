@@ -42,7 +42,7 @@ def at_least_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor
 each_way = pytest.mark.parametrize("make", [transactional, at_most_once, at_least_once])
 
 
-def retry(max_attempts: Any = 3, **options: Any) -> Retry:
+def retry(max_attempts: int | None = 3, **options: Any) -> Retry:
     """Return a ``Retry`` on a nullable counter of two bytes, and without a time or an error."""
     columns = {"attempts": "tries", "next_attempt_at": None, "last_error": None}
     return Retry(max_attempts, **{**columns, **options})
