@@ -10,6 +10,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, TextField
 from django.db.models.lookups import Exact
 
+from dcl_processor import steady as time
+
 
 def is_connected(using: str) -> bool:
     """Return whether a statement can be sent, on a new connection if the session was ended.
@@ -26,6 +28,20 @@ def is_connected(using: str) -> bool:
         connection.errors_occurred = False
         return True
     return reconnected(using)
+
+
+#: Seconds for which a run waits for a server that is away, before it calls the next handler.
+WAIT_FOR_SERVER = 5.0
+
+
+def has_come_back(using: str, *, waits: bool) -> bool:
+    """Return whether there is a new connection; ``waits``: or soon is."""
+    end = time.monotonic() + (WAIT_FOR_SERVER if waits else 0.0)
+    while not reconnected(using):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def has_news(driver: Any) -> bool:

@@ -86,6 +86,8 @@ class Lane:
         self.simple_question: Question[Any] | None = None
         #: Batches with rows whose handlers have not ended, or whose settlement is tried again.
         self._open: list[Batch] = []
+        #: Whether the server was there before the last handler, or came back in time.
+        self.has_server = True
         #: Whether no asynchronous handler has ended for a while.
         self._is_idle = False
         #: Claims that were refused since the last one that was not.

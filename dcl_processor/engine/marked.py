@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields
-from dcl_processor.database.connection import is_connected
+from dcl_processor.database.connection import has_come_back, is_connected
 from dcl_processor.errors import represent
 from dcl_processor.execution.handler import (
     Failed,
@@ -97,7 +97,13 @@ def may_start(lane: Lane, batch: Batch) -> bool:
     resource = None if lane.run.event_loop is not None else lane.resource
     # A handler may have lost the session. The next handler must not begin with a dead connection,
     # and rows that cannot start are put back.
-    return lane.run.may_start(batch.ended, resource) and is_connected(lane.session.using)
+    if not lane.run.may_start(batch.ended, resource):
+        return False
+    using, is_open = lane.session.using, lane.session.connection.connection is not None
+    # Another handler would be called for a row that cannot be settled.
+    is_there = is_open and is_connected(using)
+    lane.has_server = is_there or has_come_back(using, waits=lane.has_server)
+    return lane.has_server
 
 
 def refusal(lane: Lane, held: Held) -> Outcome | None:

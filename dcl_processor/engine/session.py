@@ -19,7 +19,7 @@ from django.db.transaction import Atomic, atomic
 
 from dcl_processor import steady as time
 from dcl_processor.compiled_sql.claims import PartlyRead
-from dcl_processor.database.connection import has_id, reconnected
+from dcl_processor.database.connection import has_id, has_news, reconnected
 from dcl_processor.database.contention import ends_transaction, savepoint_is_gone
 from dcl_processor.database.driver import forget_transaction, in_transaction
 from dcl_processor.exceptions import SessionLost, TransactionLost
@@ -188,6 +188,11 @@ class Session:
             raise TransactionLost from SessionLost()
         if in_transaction(connection) is False:
             raise TransactionLost
+
+    def check_before_next(self) -> None:
+        """Do the same before the handler of a batch's next row, for a server that has gone away."""
+        if has_news(self.connection.connection) and not self.connection.is_usable():
+            raise TransactionLost from SessionLost()
 
     def check_for_the_last_time(self) -> None:
         """Do the same just before the flips; elsewhere each flip has the transaction's id."""

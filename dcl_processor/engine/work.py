@@ -33,6 +33,8 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
                 if not lane.run.may_start(batch.ended, lane.resource):
                     batch.ended += [(each, None) for each in rows[place:]]
                     break
+                if place:
+                    lane.session.check_before_next()
                 if held.refused is not None:
                     batch.ended.append((held, held.refused))
                     continue
