@@ -72,6 +72,9 @@ def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | 
     found, params = statement(question, mark, wanted)
     answer = session.exchange(Statement(found.sql, params), after)
     before, after_it = found.marks(answer)
+    if len(answer) > len(after_it):
+        _put_back(question, mark, before, after_it, after_it.keys())
+        refuse_more(lane.processor.name, [*after_it], len(answer))
     rows: dict[Any, Any] = {}
     try:
         rows = {row.pk: row for row in found.rows(answer)}

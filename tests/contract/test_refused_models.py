@@ -192,6 +192,22 @@ def test_the_message_with_the_commit_flips_no_key_of_several_rows(size: int) -> 
     assert sorted(Errand.objects.filter(done=True).values_list("place", flat=True)) == [1]
 
 
+@the.each_delivery
+def test_a_mark_that_is_put_on_several_rows_is_taken_off_all_of_them(make: Any) -> None:
+    """One statement claims and marks there, and has no other one behind it."""
+    with twins_of(is_managed=True) as twins:
+        Errand.objects.create(place=1)
+        Errand.objects.bulk_create([Errand(place=2) for _ in range(3)])
+        calls: list[int] = []
+        pending = twins.objects.filter(done=False, claimed=False).order_by("place")
+        run = make(lambda row: calls.append(row.pk), pending=pending)
+        with pytest.raises(Unsupported, match="an update of row 2 that wrote to more"):
+            run()
+    assert calls == [1]
+    left = Errand.objects.filter(done=False, claimed=False, claimed_at=None, leased_until=None)
+    assert sorted(left.values_list("place", flat=True)) == [2, 2, 2]
+
+
 # --- columns of a parent's table (multi-table inheritance)
 
 
