@@ -192,8 +192,6 @@ def test_the_limits_are_those_of_the_code() -> None:
         panels.PANEL,
         panels.PAGE,
         choosing.MOST,
-        choosing.BUDGET,
-        choosing.MAX_AGE,
         changelist.MOST_NOW,
         mixin.LONGEST,
         audit.MOST_ENTRIES,
