@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from django.db import connections, router
-from django.db.models import Model
+from django.db import DatabaseError, connections, router, transaction
+from django.db.models import BooleanField, F, Model, Value
 
 from dcl_processor.clock import utc_text
-from dcl_processor.database.contention import is_database_error
+from dcl_processor.database.contention import is_database_error, refuses_constant, unwritable
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.definition.model_columns import own_columns
+from dcl_processor.definition.model_columns import own_columns, written_columns
 from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
@@ -63,8 +63,8 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
     except Exception as error:  # noqa: BLE001  # whatever a driver raises
         yield replace(_failed(error), check="connection", about=about)
         return
-    yield from _found("read-only", about, writable(using), limit)
     for each in asked:
+        yield from _found("write", each.processor.name, writable(each), limit)
         yield from _found("router", each.processor.name, routing(each), limit)
         yield from _found("held-key", each.processor.name, held_keys(each), limit)
     if connection.vendor != "postgresql":
@@ -105,28 +105,28 @@ def _failed(error: Exception) -> Finding:
 # --- the findings about a database, its sessions, and its processors
 
 
-def writable(using: str) -> Iterator[Finding]:
-    """Find whether rows can be locked here: a replica locks none."""
-    match connections[using].vendor:
-        case "postgresql":
-            sql = "SELECT current_setting('transaction_read_only')"
-        case "mysql":
-            # The server may be read-only, and so may be the session's transactions.
-            sql = (
-                "SHOW SESSION VARIABLES WHERE Variable_name IN "
-                "('read_only', 'tx_read_only', 'transaction_read_only')"
-            )
-        case _:
-            sql = "PRAGMA query_only"
-    if all(value in ("off", "OFF", 0) for *_, value in catalog.rows(using, sql)):
-        yield ok("rows can be locked and written")
-        return
-    yield problem(
-        "the database accepts no writes: it is a replica, or its sessions are read-only",
-        "No row can be locked, so no row is handled",
-        "Give the processors the primary's alias with using=, or correct the router's "
-        "db_for_write()",
-    )
+def writable(asked: Asked) -> Iterator[Finding]:
+    """Find whether the columns that are known to be written can be; no row is written to."""
+    question = asked.question
+    names = written_columns(asked.processor, question.model)
+    if not names:
+        return  # those of a function are known when it is called
+    columns = " and ".join(names)
+    nobody = question.table.filter(Value(False, output_field=BooleanField()))  # SQL's
+    try:
+        with transaction.atomic(using=question.using):
+            nobody.update(**{name: F(name) for name in names})
+    except DatabaseError as error:
+        if not (refuses_constant(error) or unwritable(error, question.using)):
+            raise
+        yield problem(
+            f"{columns} cannot be written: {one_line(error).rstrip('.')}",
+            "No row can be settled, so that its work is done in vain",
+            "GRANT UPDATE on the columns, give the primary's alias with using=, or correct the "
+            "router's db_for_write()",
+        )
+    else:
+        yield ok(f"{columns} can be written")
 
 
 def snapshots(using: str) -> Iterator[Finding]:

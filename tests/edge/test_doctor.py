@@ -115,7 +115,7 @@ def snapshot(*, transactions: int = 0) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("setting", "value", "check", "level", "fixed"),
     [
-        ("default_transaction_read_only", "on", "read-only", "problem", ""),
+        ("default_transaction_read_only", "on", "write", "problem", ""),
         ("idle_in_transaction_session_timeout", "0", "idle-in-transaction", "warning", "5min"),
     ],
 )
@@ -193,6 +193,29 @@ def test_a_database_that_does_not_answer_could_not_be_found_out(manage: Manage) 
         found = doctor(manage, DELIVER, "--using", "other")
     assert (found.code, found.level("connection")) == (3, "unknown")
     assert "there_is_no_such_database" in found.what("connection")
+
+
+@pytest.mark.parametrize(
+    ("revoked", "granted", "refused"),
+    [
+        ("UPDATE", "note, sent", ""),
+        ("UPDATE", "note", "permission denied for table tests_parcel"),
+        ("UPDATE", "", "permission denied for table tests_parcel"),
+    ],
+)
+def test_a_right_that_a_flip_needs_is_found_without_a_row(
+    manage: Manage, role: str, revoked: str, granted: str, refused: str
+) -> None:
+    """The right to UPDATE a column is enough for the lock, and the flip needs that of its own."""
+    execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
+    vacuum()
+    execute(f"REVOKE {revoked} ON tests_parcel FROM {role}")
+    if granted:
+        execute(f"GRANT UPDATE ({granted}) ON tests_parcel TO {role}")
+    found = doctor(manage, DELIVER, "--using", "other")
+    assert (found.code, found.level("write")) == ((1, "problem") if refused else (0, "ok"))
+    assert refused in found.what("write")
+    assert "sent" in found.what("write")
 
 
 # --- the table
