@@ -1,0 +1,133 @@
+"""A lease that lapses: behind a lock, with its worker, or because no heartbeat is left."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from threading import Event, current_thread
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.backends.signals import connection_created
+from django.db.models.functions import Now
+
+from dcl_processor import Lease
+from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
+from tests.models import Errand
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def has_lapsed() -> bool:
+    return Errand.objects.filter(leased_until__lt=Now()).exists()
+
+
+if connection.vendor == "postgresql":
+
+    def waits_for_a_lock() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                "AND datname = current_database()"
+            )
+            return bool(cursor.fetchone()[0])
+
+    def test_a_lease_that_lapses_behind_a_lock_is_renewed_before_another_worker_comes() -> None:
+        """The heartbeat waits for the lock; a worker that passes locked rows by does not."""
+        [row] = the.errands(1)
+        calls: list[Any] = []
+        started, release, locked, unlock = Event(), Event(), Event(), Event()
+
+        def handle(each: Errand) -> None:
+            calls.append(each.pk)
+            started.set()
+            the.wait(release)
+
+        def update_all() -> None:
+            with transaction.atomic():
+                Errand.objects.update(code="x")
+                locked.set()
+                the.wait(unlock)
+
+        run = the.at_least_once(handle, lease=Lease(1))
+        with the.meanwhile(run) as reports:
+            the.wait(started)
+            with the.meanwhile(update_all):
+                the.wait(locked)
+                until(has_lapsed, "the end of the lease")
+                until(waits_for_a_lock, "the heartbeat")
+                unlock.set()
+            until(lambda: not has_lapsed(), "the renewal")
+            assert_run(run.run(wait_for_locked=0))
+            release.set()
+        assert_run(reports[0], processed=1)
+        assert calls == [row.pk]
+        assert the.state(row)["done"]
+
+
+@pytest.mark.waits_for_core("such a row is claimed among others")
+def test_a_row_of_a_worker_that_is_gone_is_handled_with_no_other_in_flight() -> None:
+    """It may end this process, too, and must not take the others' attempts with it."""
+    rows = the.errands(5)
+    Errand.objects.filter(place=0).update(leased_until=LONG_AGO, attempts=1)
+    in_flight: set[Any] = set()
+    beside: dict[int, int] = {}
+
+    async def handle(row: Errand) -> None:
+        in_flight.add(row.pk)
+        beside[row.place] = len(in_flight) - 1
+        await asyncio.sleep(0)
+        beside[row.place] = max(beside[row.place], len(in_flight) - 1)
+        in_flight.discard(row.pk)
+
+    report = the.at_least_once(handle, retry=the.retry()).run(concurrency=5)
+    assert_run(report, processed=5)
+    assert beside[0] == 0
+    assert all(the.state(row)["done"] for row in rows)
+
+
+# Where the run does not take the exit over, it ends the thread alone.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.waits_for_core("a run goes on without its heartbeat")
+def test_a_run_whose_heartbeat_has_ended_starts_no_further_row() -> None:
+    the.errands(5)
+    ended = Event()
+
+    def end_heartbeat(**_: Any) -> None:
+        if current_thread().name.endswith(": leases"):
+            ended.set()
+            raise SystemExit
+
+    def handle(row: Errand) -> None:
+        the.wait(ended)
+        until(lambda: not [each for each in the.our_threads() if "leases" in each], "its end")
+
+    connection_created.connect(end_heartbeat, weak=False)
+    try:
+        report = the.at_least_once(handle, lease=Lease(3))()
+    finally:
+        connection_created.disconnect(end_heartbeat)
+    assert report.stopped == "failures"
+    assert len(the.places(done=True)) == 1
+    assert not Errand.objects.filter(done=False).exclude(leased_until=None).exists()
+
+
+def test_a_row_that_is_given_back_without_a_call_has_the_number_that_it_had() -> None:
+    rows = the.errands(3)
+    Errand.objects.update(attempts=1)
+    stop = Event()
+
+    def handle(row: Errand) -> None:
+        stop.set()
+
+    run = the.at_least_once(handle, batch_size=3, retry=the.retry())
+    assert_run(run.run(stop=stop), processed=1, stopped="signal")
+    assert the.state(rows[0])["done"]
+    assert [the.state(row) for row in rows[1:]] == [
+        {**the.state(row), "attempts": 1, "leased_until": False, "done": False} for row in rows[1:]
+    ]
