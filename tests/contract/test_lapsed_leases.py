@@ -81,7 +81,7 @@ def test_a_row_of_a_worker_that_is_gone_is_handled_with_no_other_in_flight() -> 
     async def handle(row: Errand) -> None:
         in_flight.add(row.pk)
         beside[row.place] = len(in_flight) - 1
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.2)  # long enough for any other to be beside it
         beside[row.place] = max(beside[row.place], len(in_flight) - 1)
         in_flight.discard(row.pk)
 

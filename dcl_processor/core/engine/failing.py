@@ -31,7 +31,13 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
     if not is_back(session.using):
         raise error from None
     if batch.to_blame is not None and len(batch.rows) > 1:
-        run.counters.counts["redone"] += len(batch.started) - 1
+        again = [str(row.pk) for row in batch.started if row is not batch.to_blame]
+        run.counters.counts["redone"] += len(again)
+        if again:
+            message = "%s: the handler of row %s ended the transaction, or its flip was refused; "
+            message += "these other rows are handled again: %s"
+            blamed = str(batch.to_blame.pk)
+            log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again))
         run.source.redo([row.pk for row in batch.rows if row is not batch.to_blame])
         batch.wanted, batch.rows = Wanted([batch.to_blame.pk], 1), [batch.to_blame]
     pks = [row.pk for row in batch.rows] or [*batch.wanted.pks]

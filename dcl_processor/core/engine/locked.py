@@ -61,8 +61,7 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
         run.session.check()
         outcome = savepoint.close(outcome)
     except Exception as error:
-        was_ended = isinstance(error.__cause__, SessionLost)
-        batch.to_blame = None if was_ended else row
+        batch.to_blame = None if isinstance(error, SessionLost) else row
         if isinstance(outcome, Failed):
             raise outcome.error from None  # what the handler has raised comes first
         raise

@@ -119,7 +119,10 @@ def _set_beside(model: type[Model], column: Any, value: Any) -> set[str]:
     if not is_constant(value):
         return set()
     row = model.from_db(None, [], [])
-    setattr(row, column.attname, value)
+    try:
+        setattr(row, column.attname, value)
+    except Exception:  # noqa: BLE001  # a descriptor of a library that needs a whole row
+        return set()
     return {f.attname for f in model._meta.concrete_fields} & vars(row).keys() - {column.attname}
 
 

@@ -196,8 +196,10 @@ class Messages(Session):
     def check(self) -> None:
         connection = self.connection
         driver = connection.connection
-        if connection.closed_in_transaction or driver is None or driver.closed:
-            raise TransactionLost from SessionLost()
+        if connection.closed_in_transaction or driver is None:
+            raise TransactionLost  # the handler has closed it
+        if driver.closed:
+            raise SessionLost
         if driver.pgconn.transaction_status == _IDLE:
             raise TransactionLost
         self._listen()

@@ -102,7 +102,7 @@ class Session:
         """Raise ``TransactionLost`` if the transaction with the locks is known to have ended."""
         connection = self.connection
         if connection.closed_in_transaction or connection.connection is None:
-            raise TransactionLost from SessionLost()
+            raise TransactionLost  # the handler has closed it
         self._listen()
         in_transaction = getattr(connection.connection, "in_transaction", True)
         if connection.vendor == "sqlite" and not in_transaction:
@@ -114,7 +114,7 @@ class Session:
             try:
                 self.execute("SELECT 1")
             except Error as error:
-                raise TransactionLost from SessionLost().with_traceback(error.__traceback__)
+                raise SessionLost from error
 
     def commit(self, question: Question[Any], writes: Sequence[Write]) -> None:
         """Write the flips, and commit; nothing of the transaction is kept if that raises."""
