@@ -13,7 +13,7 @@ from dcl_processor.core import holdings
 from dcl_processor.core.engine.run import Run
 from dcl_processor.core.options import names, validation
 from dcl_processor.core.options.options import DefaultName, Definition, Identity, options
-from dcl_processor.core.report.exceptions import InvalidOption, Unsupported
+from dcl_processor.core.report.exceptions import Unsupported
 from dcl_processor.core.report.report import Report
 
 M = TypeVar("M", bound=Model)
@@ -99,22 +99,6 @@ class BatchProcessor(Definition[M]):
         Rows that fail do not raise: they are in the report. An error that ends the run, such as a
         lost connection to the server, has the attribute ``report``: what was processed until then.
         """
-        return self._run(
-            filter=filter,
-            using=using,
-            limit=limit,
-            timeout=timeout,
-            wait_for_locked=wait_for_locked,
-            concurrency=concurrency,
-            stop=stop,
-        )
-
-    def _run(self, **parameters: Any) -> Report:
-        if not hasattr(self, "_identity"):
-            raise InvalidOption(
-                f"expected {type(self).__name__}.__init__() to call super().__init__(), which "
-                "checks the options, got a processor without them."
-            )
         if self._identity in _running.get():
             raise Unsupported(
                 f"{self.name}: expected the handler not to run its own processor, got a run inside "
@@ -123,7 +107,16 @@ class BatchProcessor(Definition[M]):
             )
         token = _running.set((*_running.get(), self._identity))
         try:
-            return Run(self, **parameters).execute()
+            return Run(
+                self,
+                filter=filter,
+                using=using,
+                limit=limit,
+                timeout=timeout,
+                wait_for_locked=wait_for_locked,
+                concurrency=concurrency,
+                stop=stop,
+            ).execute()
         finally:
             _running.reset(token)
 

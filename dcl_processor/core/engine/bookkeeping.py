@@ -28,7 +28,7 @@ from dcl_processor.core.report.exceptions import (
 )
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Discarded, Failed, Outcome, Snoozed
-from dcl_processor.core.report.values import Values, is_constant, resolve
+from dcl_processor.core.report.values import Values, is_constant
 from dcl_processor.core.sql.steps import Write
 
 #: The errors of a flip from which Django cannot build a statement.
@@ -146,13 +146,6 @@ def notes(
     ``undone``: the values that restore the row as it was before its claim; ``None``: it cannot be
     restored.
     """
-    final, values = _notes(processor, row, outcome, undone)
-    return final, resolve(values)
-
-
-def _notes(
-    processor: Definition[Any], row: Row, outcome: Outcome, undone: Values | None
-) -> tuple[Outcome, Values]:
     retry, instance, attempt = processor.retry, row.instance, row.attempt
     model = type(instance)
     match outcome:
@@ -271,13 +264,8 @@ def _without(processor: Definition[Any], option: str, raised: str, state: str) -
 
 
 def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
-    if processor.retry is not None:
-        return InvalidOption(
-            f"{processor.name}: expected Retry's next_attempt_at to name the column that stores "
-            "the time of a Snooze, got a Snooze with a time and next_attempt_at=None; name the "
-            "column, or raise Snooze() without a time."
-        )
     return InvalidOption(
-        f"{processor.name}: expected retry=Retry(…), whose column stores the time of a Snooze, got "
-        "a Snooze with a time and no retry; add retry, or raise Snooze() without a time."
+        f"{processor.name}: expected retry=Retry(next_attempt_at=…), whose column stores the time "
+        "of a Snooze, got a Snooze with a time and no such column; name the column, or raise "
+        "Snooze() without a time."
     )

@@ -93,6 +93,16 @@ class Context:
         reason: Any = self.limits.exceeded(self.counters.handled)
         return reason or events.may_start(self.processor)  # type: ignore[return-value]
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether rows are handled one at a time: the flip was tried, and not yet written."""
+        known, model = self.processor._identity, self.source.model
+        return model in known.verified and model not in known.proven
+
+    def prove(self) -> None:
+        """Note that a flip was written."""
+        self.processor._identity.proven.add(self.source.model)
+
     def note(self, pks: Sequence[Any]) -> None:
         """Note the rows whose handler is called in the transaction; none: it has ended."""
         if self.notes is not None:
@@ -111,7 +121,12 @@ class Context:
             failed += self.counters.in_a_row
             refused += self.counters.refusals
         # After the first refusal the next row is taken alone, and elsewhere.
-        ends = refused or self.counters.is_too_many(failed) or self.counters.looks_bad(failed)
+        ends = (
+            refused
+            or self.is_careful
+            or self.counters.is_too_many(failed)
+            or self.counters.looks_bad(failed)
+        )
         return not (ends or self.limits.is_up())
 
     def flip_of(self, row: Row, outcome: Handled) -> Values:
@@ -128,6 +143,8 @@ class Context:
         ended = [(row.pk, outcome) for row, outcome in batch.ended if outcome is not None]
         for pk, outcome in ended:
             self.counters.count(pk, outcome)
+            if type(outcome) is Handled:
+                self.prove()
         self.source.end([pk for pk, _ in ended])
         if again:
             self.source.put_back(again)
@@ -139,6 +156,8 @@ class Context:
         """The rows that the next claim may take."""
         if len(self.unsettled) > MOST_UNSETTLED:
             return 0
+        if self.is_careful:
+            return 0 if self.calls or self.unsettled else 1
         capacity = self.capacity
         if self.slots is not None and self.slots.held and not self.is_transactional:
             capacity = min(capacity, self.slots.held)

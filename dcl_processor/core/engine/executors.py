@@ -32,7 +32,6 @@ from dcl_processor.core.engine.calls import (
 )
 from dcl_processor.core.engine.resource import Resource
 from dcl_processor.core.options.options import Definition
-from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed
 from dcl_processor.core.sql.errors import is_back
 
@@ -291,8 +290,3 @@ class Loop:
 
 
 Executor = Inline | Threads | Loop
-
-
-def is_interrupt(result: Any) -> bool:
-    """Return whether a result is an interrupt that ends the run."""
-    return isinstance(result, BaseException) and ends_the_run(result)

@@ -10,11 +10,10 @@ from dcl_processor.core.engine.context import Context, read_attempts
 from dcl_processor.core.engine.failing import log_refused
 from dcl_processor.core.engine.rows import Batch, Row
 from dcl_processor.core.engine.verify import is_verified, verify
-from dcl_processor.core.report import events
 from dcl_processor.core.report.exceptions import SessionLost, StillPending
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, Handled, Outcome
-from dcl_processor.core.sql.savepoint import RowSavepoint, asked_for_rollback
+from dcl_processor.core.sql.savepoint import RowSavepoint
 from dcl_processor.core.sql.steps import Write
 
 
@@ -26,7 +25,6 @@ def claim(run: Context, batch: Batch) -> None:
     run.source.note_claim(batch, claimed)
     if not batch.rows:
         return
-    events.tell(events.claimed, run.processor, pks=[*claimed.rows])
     read_attempts(run, question, batch.rows)
     if not is_verified(run.processor, question.model):
         verify(run.processor, run.session, question, batch.rows[0])
@@ -93,15 +91,24 @@ def _handle_together(run: Context, batch: Batch) -> None:
     if not rows or not run.resource.ready():
         batch.ended += [(row, None) for row in rows]
         return
+    if run.is_careful:
+        batch.ended += [(row, None) for row in rows[1:]]
+        rows = rows[:1]
     batch.started += rows
+    # Race: double claim. Behind a savepoint the rows' locks outlive an error that is caught.
+    savepoint = run.session.savepoint()
+    savepoint.begin()
     run.note([row.pk for row in rows])
-    result = run.handler.call(rows, run.resource.arguments)
-    run.note([])
+    try:
+        result = run.handler.call(rows, run.resource.arguments)
+    finally:
+        savepoint.end()
+        run.note([])
     run.session.check()
     if not isinstance(result, Mapping):
         run.resource.reopen_later()
         raise Together(result)
-    kept = asked_for_rollback(run.session.connection, Handled())
+    kept = savepoint.close(Handled())
     if isinstance(kept, Failed):
         raise kept.error
     batch.ended += [(row, _with_flip(run, row, result[row.pk])) for row in rows]

@@ -7,11 +7,10 @@ from typing import Any
 
 from dcl_processor.core.engine.calls import Call
 from dcl_processor.core.engine.context import Context, read_attempts
-from dcl_processor.core.engine.executors import is_interrupt
 from dcl_processor.core.engine.rows import Batch, Row
 from dcl_processor.core.engine.settle import next_try, settle, write_settled
 from dcl_processor.core.engine.verify import is_verified, verify
-from dcl_processor.core.report import events
+from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, as_exception
 from dcl_processor.core.sql.steps import Wanted
 
@@ -26,6 +25,9 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
     since = run.heartbeat.now() if run.heartbeat is not None else 0.0
     if not (is_verified(run.processor, question.model) or _verified(run, batch)):
         return
+    if run.is_careful:
+        run.source.put_back(batch.wanted.pks[1:])
+        batch.wanted = Wanted(batch.wanted.pks[:1], 1)
     batch.mark = mark
     hides = mark.lease is None
     claimed = run.session.claim_and_mark(question, batch.wanted, mark.values, hides=hides)
@@ -42,7 +44,6 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
         if run.heartbeat is not None and mark.lease is not None:
             tokens = {pk: claimed.after[pk][mark.lease.field] for pk in claimed.rows}
             run.heartbeat.hold(question, tokens, since)
-        events.tell(events.claimed, run.processor, pks=[*claimed.rows])
         read_attempts(run, question, batch.rows)
 
 
@@ -96,9 +97,9 @@ def settle_next(run: Context, timeout: float | None = None) -> None:
 def settle_call(run: Context, call: Call, result: Any) -> None:
     """Settle the rows of a call that has ended; an interrupt is raised."""
     run.calls.discard(call)
-    if is_interrupt(result):
-        raise result
     if isinstance(result, BaseException):
+        if ends_the_run(result):
+            raise result
         result = Failed(as_exception(result))
     batch = call.batch
     if len(call.rows) > 1 and isinstance(result, Failed):

@@ -15,7 +15,6 @@ import os
 import tempfile
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,6 @@ from dcl_processor.core.report.counters import log
 
 #: Characters of a note; a shorter one is padded, so that it needs no truncation.
 WIDTH = 80
-
-
-def _lock(flock: Any, how: int, file: Any) -> None:
-    flock(file, how)
 
 
 class Notes:
@@ -41,7 +36,8 @@ class Notes:
         with contextlib.suppress(OSError, ImportError):
             import fcntl  # not on Windows, where a run works without notes
 
-            self._lock = partial(_lock, fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock: Any = fcntl.flock
+            self._lock = lambda file: flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder = Path(tempfile.gettempdir()) / f"dcl_processor-{os.getuid()}"
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.stat().st_uid == os.getuid():

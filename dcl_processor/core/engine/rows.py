@@ -11,6 +11,7 @@ from django.db.models import F, Model, Value
 from django.db.models.functions import Coalesce
 
 from dcl_processor.core.options.kinds import Lease
+from dcl_processor.core.options.model_columns import by_attname
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.pending.clock import DatabaseNow
 from dcl_processor.core.pending.question import Question
@@ -84,12 +85,6 @@ class Mark:
         if self.lease is not None:
             return {self.lease.field: [after[self.lease.field]]}
         return {**after, **constants_of(self.values)}
-
-
-def by_attname(model: type[Model], values: Values) -> dict[str, Any]:
-    """Return the values by the ``attname`` of their columns: a foreign key has two names."""
-    meta: Any = model._meta
-    return {meta.get_field(name).attname: value for name, value in values.items()}
 
 
 @dataclass(slots=True, eq=False)

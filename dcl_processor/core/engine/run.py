@@ -8,6 +8,7 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
 from django.db.models import Q
 
@@ -114,6 +115,12 @@ class Run(Context):
 
     def _refuse_options(self, connection: Any) -> None:
         name, several = self.processor.name, self.concurrency > 1
+        if self.processor.has_times and not settings.USE_TZ and connection.vendor != "postgresql":
+            raise Unsupported(
+                f"{name}: expected USE_TZ=True with a lease, claimed_at or next_attempt_at on "
+                f"{connection.vendor}, whose columns store no zone, got False; set it to True, or "
+                "leave these options out."
+            )
         if several and self.processor.is_transactional:
             raise Unsupported(validation.no_concurrency(name, self.concurrency))
         if connection.in_atomic_block and several and not self.processor._is_async:

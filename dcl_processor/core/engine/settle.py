@@ -15,7 +15,8 @@ from uuid import UUID
 from dcl_processor.core.engine import bookkeeping
 from dcl_processor.core.engine.context import Context
 from dcl_processor.core.engine.failing import log_refused
-from dcl_processor.core.engine.rows import Batch, Row, Unsettled, by_attname
+from dcl_processor.core.engine.rows import Batch, Row, Unsettled
+from dcl_processor.core.options.model_columns import by_attname
 from dcl_processor.core.pending import steady as time
 from dcl_processor.core.pending.question import fenced_by, these
 from dcl_processor.core.report.counters import log
@@ -201,6 +202,8 @@ def _end(run: Context, row: Row, final: Outcome | None) -> None:
     if final is None:
         run.source.put_back([row.pk])
         return
+    if type(final) is Handled:
+        run.prove()
     run.counters.count(row.pk, final)
     run.source.end([row.pk])
 

@@ -94,6 +94,11 @@ class Source:
         assert self._question is not None
         return self._question.table
 
+    @property
+    def model(self) -> Any:
+        """The model of the rows; ``None``: none was read yet."""
+        return self._question and self._question.model
+
     # --- what the run takes
 
     def take(self, room: int) -> Batch | None:

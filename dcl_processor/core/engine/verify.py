@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import Error
 from django.db.models import Model
@@ -23,16 +23,7 @@ from dcl_processor.core.report.errors import described
 from dcl_processor.core.report.exceptions import InvalidDone, StillPending
 from dcl_processor.core.report.values import Values, constants_of, resolve
 from dcl_processor.core.sql.errors import is_refusal
-
-
-class Trials(Protocol):
-    """The session, as far as a trial needs it."""
-
-    label: str
-
-    def leaves(self, question: Any, pk: Any, writes: Sequence[Values]) -> bool:
-        """Write to a row, ask whether it has left ``pending``, and roll back."""
-        ...
+from dcl_processor.core.sql.session import Session
 
 
 def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
@@ -40,7 +31,7 @@ def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
     return model in processor._identity.verified
 
 
-def verify(processor: Definition[Any], session: Trials, question: Question[Any], row: Row) -> None:
+def verify(processor: Definition[Any], session: Session, question: Question[Any], row: Row) -> None:
     """Raise if a flip leaves the row in ``pending``, or a mark under a lease takes it out.
 
     In the transaction that has the row locked.
@@ -48,15 +39,17 @@ def verify(processor: Definition[Any], session: Trials, question: Question[Any],
     mark, removed = _mark(processor)
     for option, values in _flips(processor, row):
         writes = [mark] if option == "claim" else [mark, {**removed, **values}]
-        is_of_row = option == "done" and not processor._has_fixed_flip
-        leaves = _leaves(session, question, row, writes, "" if is_of_row else option)
+        is_constant = option != "done" or processor._has_fixed_flip
+        leaves = _leaves(session, question, row, writes, values if is_constant else {})
+        if option == "done" and leaves:
+            processor._identity.proven.add(question.model)
         if option == "claim" and processor.lease is not None:
             if leaves:
                 raise InvalidDone(_not_kept(processor, row.pk))
         elif leaves is False:
             raise StillPending(_still_pending(processor, option, values, row.pk))
     reset = (processor.claim and processor.reset) or {}
-    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], "reset"):
+    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], {}):
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(reset)!r} to put a claimed row back into "
             f"pending, got row {row.pk} not pending after it; no handler was called."
@@ -87,26 +80,40 @@ def _flips(processor: Definition[Any], row: Row) -> Iterator[tuple[str, Values]]
 
 
 def _leaves(
-    run: Trials, question: Question[Any], row: Row, writes: Sequence[Values], option: str
+    session: Session, question: Question[Any], row: Row, writes: Sequence[Values], constants: Values
 ) -> bool | None:
     """Return whether the values take the row out of ``pending``; ``None``: it was refused.
 
-    That ends the run if no handler can change it. Otherwise the row's own flip decides. ``option``:
-    has these values as constants; empty: they are of this row.
+    That ends the run if no handler can change it, because the refused values are ``constants``.
+    Otherwise the row's own flip decides.
     """
     try:
-        return run.leaves(question, row.pk, [resolve(values) for values in writes if values])
+        return session.leaves(question, row.pk, [resolve(values) for values in writes if values])
     except bookkeeping.UNWRITABLE as error:
-        if not option:
-            return None
-        raise bookkeeping.invalid_done(run.label, error) from error
+        if constants:
+            raise bookkeeping.invalid_done(session.label, error) from error
     except Error as error:
-        if is_refusal(error) and option:
-            raise InvalidDone(
-                f"{run.label}: expected {option} to be written, got a refusal by the database, so "
-                f"no handler was called: {described(error)}"
-            ) from error
-        return None
+        if constants and is_refusal(error):
+            raise InvalidDone(_refused(session, question, row, constants, error)) from error
+    return None
+
+
+def _refused(
+    session: Session, question: Question[Any], row: Row, constants: Values, error: Exception
+) -> str:
+    """Return the words for values that the database refuses, with the first column to blame."""
+    column = ""
+    for name, value in constants.items():
+        try:
+            session.leaves(question, row.pk, [resolve({name: value})])
+        except Error:
+            column = f" for column {name!r}"
+            break
+    return (
+        f"{session.label}: expected the database to accept {dict(constants)!r:.200} for row "
+        f"{row.pk}, got {described(error)!r}{column}; change the values, the constraint or the "
+        "right; no handler was called."
+    )
 
 
 def _still_pending(processor: Definition[Any], option: str, values: Values, pk: Any) -> str:

@@ -46,8 +46,6 @@ def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
         expect_column(
             model, processor.lease.field, DateTimeField, null=True, named=named, words=words
         )
-    if processor.pending_since is not None:
-        _check_pending_since(processor, model)
 
 
 def _check_retry(processor: Definition[Any], model: type[Model]) -> None:
@@ -61,19 +59,6 @@ def _check_retry(processor: Definition[Any], model: type[Model]) -> None:
         if isinstance(name, str):
             named = f"{processor.name}: expected Retry's {option}={name!r}"
             expect_column(model, name, kind, null=null, named=named, words=words)
-
-
-def _check_pending_since(processor: Definition[Any], model: type[Model]) -> None:
-    """Raise unless ages can be computed; an expression is examined with the queryset it is for."""
-    since = processor.pending_since
-    columns = {field.name: field for field in model._meta.concrete_fields}
-    if isinstance(since, str) and not isinstance(columns.get(since), DateTimeField):
-        raise InvalidOption(
-            f"{processor.name}: expected pending_since={since!r} to name a DateTimeField of "
-            f"{model._meta.label}, got {_kind_of(columns.get(since))}; name the column with the "
-            "time since when a row is pending, or give an expression, such as "
-            "F('order__shipped_at')."
-        )
 
 
 def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:

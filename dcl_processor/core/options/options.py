@@ -43,11 +43,13 @@ def _app_label(module: str) -> str:
 class Identity:
     """Stands for a processor and its copies.
 
-    ``verified``: the models on whose rows this process has tried the flips.
+    ``verified``: the models on whose rows this process has tried the flips; ``proven``: those of
+    which it knows that a flip can be written.
     """
 
     def __init__(self) -> None:
         self.verified: set[type[Model]] = set()
+        self.proven: set[type[Model]] = set()
 
 
 class Definition(Generic[M]):
@@ -158,6 +160,12 @@ class Definition(Generic[M]):
     def _notes_failures(self) -> bool:
         """Whether something is written to a row that fails."""
         return self.retry is not None or self._has_dead_letter
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the package writes times of its own to a row."""
+        retry = self.retry is not None and self.retry.next_attempt_at is not None
+        return retry or self.lease is not None or self.claimed_at is not None
 
     def _due(self, model: type[Model]) -> Q | None:
         """Return the conditions for a row besides ``pending``; the user never writes them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,7 +47,6 @@ class Counters:
         self.failures: list[Failure] = []
         self.passes = self.handled = self.in_a_row = self.refusals = 0
         self.started = time.monotonic()
-        self.held_keys: Sequence[Any] = ()
         self.succeeded = self.is_to_move = self.has_moved = False
         #: Whether the run is to end, because the next row would fail like those before.
         self.fails_too_often = False
@@ -125,7 +123,6 @@ class Counters:
             stopped=stopped,
             error=error,
             failures=tuple(self.failures),
-            held_keys=self.held_keys,
         )
 
 

@@ -9,18 +9,7 @@ from typing import Any, Literal, Self
 from dcl_processor.core.report.errors import represent, shown, shown_traceback
 from dcl_processor.core.report.exceptions import RowsFailed
 
-Stopped = Literal[
-    "drained",
-    "limit",
-    "timeout",
-    "signal",
-    "failures",
-    "busy",
-    "throttled",
-    "paused",
-    "operator",
-    "breaker",
-]
+Stopped = Literal["drained", "limit", "timeout", "signal", "failures", "busy", "paused"]
 
 #: Keys that one line names, and characters of each.
 _KEYS, _LONGEST_KEY = 3, 40
@@ -192,8 +181,8 @@ class Report:
                 return ""
             case "busy":
                 return "; all slots of max_in_flight are taken"
-            case "paused" | "throttled":
-                return f"; {self.stopped}"
+            case "paused":
+                return "; paused"
         return f"; stopped by {self.stopped}"
 
 
