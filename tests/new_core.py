@@ -124,7 +124,7 @@ def lenient(self: pytest.MonkeyPatch, *given: Any, raising: bool = False) -> Non
 
 
 setattr_: Any = pytest.MonkeyPatch.setattr
-pytest.MonkeyPatch.setattr = lenient  # type: ignore[method-assign]
+pytest.MonkeyPatch.setattr = lenient  # type: ignore[method-assign, assignment]
 loaded = [name for name in sys.modules if name.startswith(PACKAGE) and CORE[:-1] not in name]
 assert not loaded, f"load this plugin first, with -p: {loaded}"
 sys.meta_path.insert(0, Finder())

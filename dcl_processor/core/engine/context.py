@@ -96,12 +96,13 @@ class Context:
     @property
     def is_careful(self) -> bool:
         """Whether rows are handled one at a time: the flip was tried, and not yet written."""
-        known, model = self.processor._identity, self.source.model
-        return model in known.verified and model not in known.proven
+        question, known = self.source.question, self.processor._identity
+        return question is not None and question.model in known.verified - known.proven
 
     def prove(self) -> None:
         """Note that a flip was written."""
-        self.processor._identity.proven.add(self.source.model)
+        if self.source.question is not None:
+            self.processor._identity.proven.add(self.source.question.model)
 
     def note(self, pks: Sequence[Any]) -> None:
         """Note the rows whose handler is called in the transaction; none: it has ended."""
@@ -131,8 +132,8 @@ class Context:
 
     def flip_of(self, row: Row, outcome: Handled) -> Values:
         """Return the flip of a row that was handled; raises if it cannot be written."""
-        if row.instance.pk != row.pk:
-            bookkeeping.refuse_moved(self.processor, row, self.source.table)
+        if row.instance.pk != row.pk and self.source.question is not None:
+            bookkeeping.refuse_moved(self.processor, row, self.source.question.table)
         if self.fixed_flip is not None:
             return self.fixed_flip
         return resolve(bookkeeping.flip(self.processor, row.instance, outcome.result))

@@ -21,25 +21,17 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
     """Find out which row of a batch is at fault; raise if no row can be."""
     session = run.session
     session.rollback()
-    may_be = batch.is_committing and is_database_error(error) and session.was_committed()
-    if may_be and not batch.question.still_pending([row.pk for row in batch.rows]).exists():
-        # Only the answer to the COMMIT was lost; a handler's own COMMIT would leave it pending.
-        run.count(batch)
-        return
+    if batch.is_committing and is_database_error(error) and session.was_committed():
+        handled = [row.pk for row, ended in batch.ended if type(ended) is Handled]
+        if not (handled and batch.question.still_pending(handled).exists()):
+            # Only the answer to the COMMIT was lost; a handler's own COMMIT would leave it pending.
+            run.count(batch)
+            return
     if isinstance(error, ImproperlyConfigured) and not batch.started:
         raise error  # every row would meet it
     if not is_back(session.using):
         raise error from None
-    if batch.to_blame is not None and len(batch.rows) > 1:
-        again = [str(row.pk) for row in batch.started if row is not batch.to_blame]
-        run.counters.counts["redone"] += len(again)
-        if again:
-            message = "%s: the handler of row %s ended the transaction, or its flip was refused; "
-            message += "these other rows are handled again: %s"
-            blamed = str(batch.to_blame.pk)
-            log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again))
-        run.source.redo([row.pk for row in batch.rows if row is not batch.to_blame])
-        batch.wanted, batch.rows = Wanted([batch.to_blame.pk], 1), [batch.to_blame]
+    _blame(run, batch)
     pks = [row.pk for row in batch.rows] or [*batch.wanted.pks]
     if not batch.started and is_passing(error):
         message = "%s: a claim was not answered, and is tried again later: %s"
@@ -50,6 +42,22 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
         run.source.redo(pks)
     else:
         _fail(run, batch, pks[0], error)
+
+
+def _blame(run: Context, batch: Batch) -> None:
+    """Leave only the row in a batch that is known to be at fault; the others are redone."""
+    if len(batch.started) == 1:
+        batch.to_blame = batch.started[0]
+    if batch.to_blame is not None and len(batch.rows) > 1:
+        again = [str(row.pk) for row in batch.started if row is not batch.to_blame]
+        run.counters.counts["redone"] += len(again)
+        if again:
+            message = "%s: the handler of row %s ended the transaction, or its flip was refused; "
+            message += "these other rows are handled again: %s"
+            blamed = str(batch.to_blame.pk)
+            log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again))
+        run.source.redo([row.pk for row in batch.rows if row is not batch.to_blame])
+        batch.wanted, batch.rows = Wanted([batch.to_blame.pk], 1), [batch.to_blame]
 
 
 def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:

@@ -37,7 +37,7 @@ class Notes:
             import fcntl  # not on Windows, where a run works without notes
 
             flock: Any = fcntl.flock
-            self._lock = lambda file: flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock: Any = lambda file: flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder = Path(tempfile.gettempdir()) / f"dcl_processor-{os.getuid()}"
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.stat().st_uid == os.getuid():

@@ -71,7 +71,7 @@ class Source:
         self._spreads = not (is_ordered or has_keys)
         #: Of rows in groups, the keys of the window's rows, and the keys in flight.
         self._has_keys, self._keys = has_keys, dict[Any, Any]()
-        self._question: Question[Any] | None = None
+        self.question: Question[Any] | None = None
         self._waiting: deque[Any] = deque()
         #: Rows that were rolled back together with others, to be handled alone.
         self._alone: deque[Any] = deque()
@@ -87,17 +87,6 @@ class Source:
         self._got = self._missed = self._since_miss = 0
         self._is_stale = self._is_returning = False
         self._phases = self._plan()
-
-    @property
-    def table(self) -> Any:
-        """All rows of the model."""
-        assert self._question is not None
-        return self._question.table
-
-    @property
-    def model(self) -> Any:
-        """The model of the rows; ``None``: none was read yet."""
-        return self._question and self._question.model
 
     # --- what the run takes
 
@@ -133,7 +122,7 @@ class Source:
             size = min(size, most - self._host.counters.handled - len(self.in_flight))
         if size <= 0:
             return None
-        question = self._question
+        question = self.question
         assert question is not None
         chooses = self._may_choose and self._among_others and question.own_table and not is_alone
         more = SPARE if chooses else 0
@@ -225,7 +214,7 @@ class Source:
             self._locked += self._waiting  # it had to stop before it came back to these
         counts = self._host.counters.counts
         counts["skipped"] += len(self._locked)
-        if self._has_keys and self._host.stopped is None and self._question is not None:
+        if self._has_keys and self._host.stopped is None and self.question is not None:
             # Rows that may be tried and were not, because of another row of their key.
             counts["held"] += scan.count(self._host.ask(keyed=False), MOST_LOCKED, self._tried)
 
@@ -299,7 +288,7 @@ class Source:
 
     def _begin_window(self, question: Question[Any], waiting: deque[Any]) -> None:
         self._host.begin_window(question, len(waiting))
-        self._question, self._waiting = question, waiting
+        self.question, self._waiting = question, waiting
         suspects = self._host.notes.suspects if self._host.notes is not None else ()
         if suspects:
             # Race: poison row. It would end each run before the rows behind it are tried.
@@ -339,9 +328,9 @@ class Source:
         SKIP LOCKED returns neither of them, and only locked rows are worth coming back to.
         """
         absent, self._absent = self._absent, []
-        if not absent or self._question is None:
+        if not absent or self.question is None:
             return
-        question = self._host.ask(keyed=False) if self._has_keys else self._question
+        question = self._host.ask(keyed=False) if self._has_keys else self.question
         locked = scan.still_pending(question, absent)
         counts = self._host.counters.counts
         counts["stale"] += len(absent) - len(locked)

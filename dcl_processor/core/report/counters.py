@@ -115,9 +115,10 @@ class Counters:
 
     def report(self, stopped: Stopped, error: BaseException | None) -> Report:
         """Return the report so far; ``error``: why the resource could not be opened."""
+        counts: dict[str, Any] = {**self.counts}
         return Report(
             name=self._name,
-            **self.counts,
+            **counts,
             passes=self.passes,
             duration=time.monotonic() - self.started,
             stopped=stopped,
