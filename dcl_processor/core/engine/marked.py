@@ -8,7 +8,7 @@ from typing import Any
 from dcl_processor.core.engine.calls import Call
 from dcl_processor.core.engine.context import Context, read_attempts
 from dcl_processor.core.engine.rows import Batch, Row
-from dcl_processor.core.engine.settle import next_try, settle, write_settled
+from dcl_processor.core.engine.settle import FIRST_PAUSE, next_try, settle, write_settled
 from dcl_processor.core.engine.verify import is_verified, verify
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, as_exception
@@ -83,6 +83,11 @@ def settle_next(run: Context, timeout: float | None = None) -> None:
     ``timeout``: seconds after which free places are filled although there are few.
     """
     wait = next_try(run)
+    if wait is not None and wait <= FIRST_PAUSE:
+        # The row's own heartbeat may have had it locked, which takes no longer than this.
+        run.limits.pause(wait)
+        write_settled(run)
+        wait = next_try(run)
     if run.calls:
         ended = run.executor.collect(timeout if wait is None else wait)
         run.is_eager = ended is None

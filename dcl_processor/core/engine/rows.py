@@ -101,7 +101,7 @@ class Unsettled:
     values: Values
     since: float
     again_at: float = 0.0
-    pause: float = 0.05
+    pause: float = 0.02
     error: Exception | None = None
     was_sent: bool = False
 

@@ -150,7 +150,7 @@ class Run(Context):
             self.capacity = size
             return Loop(handler, processor, self._refused)
         self.capacity = size * processor.batch_size
-        if size > 1:
+        if size > 1 and not processor._is_async:
             return Threads(handler, processor, size, self._refused)
         return Inline(handler, self.resource, self._refused)
 

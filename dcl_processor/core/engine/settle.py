@@ -29,8 +29,8 @@ from dcl_processor.core.sql.steps import Write
 #: Seconds for which a settlement without a lease is tried.
 PATIENCE = 5.0
 
-#: Seconds between two tries at most.
-LONGEST_PAUSE = 0.5
+#: Seconds between two tries, at first and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 
 
 def settle(run: Context, batch: Batch, row: Row, outcome: Outcome | None) -> None:
