@@ -265,7 +265,7 @@ def _without(processor: Definition[Any], option: str, raised: str, state: str) -
 
 def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
     return InvalidOption(
-        f"{processor.name}: expected retry=Retry(next_attempt_at=…), whose column stores the time "
-        "of a Snooze, got a Snooze with a time and no such column; name the column, or raise "
-        "Snooze() without a time."
+        f"{processor.name}: expected retry=Retry(…), whose column stores the time of a Snooze, got "
+        "a Snooze with a time and no such column; name it in next_attempt_at, or raise Snooze() "
+        "without a time."
     )
