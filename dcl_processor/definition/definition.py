@@ -20,7 +20,7 @@ from django.db.models.expressions import Combinable
 
 from dcl_processor.values import seconds
 
-from . import functions, validation
+from . import functions, gone, validation
 from .kinds import Delivery, Lease
 from .retry import Retry
 
@@ -80,7 +80,7 @@ class Definition(Generic[M]):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = _DefaultName()  # type: ignore[assignment]  # as above; never inherited
-        functions.check_class(cls, _options())
+        gone.refuse(cls.__name__, vars(cls), gone.OF_A_PROCESSOR)
 
     def __init__(self, **options: Any) -> None:
         functions.check_options(type(self), _options(), options)
