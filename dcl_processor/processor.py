@@ -69,8 +69,8 @@ class BatchProcessor(Definition[M]):
     - ``retry``: a ``Retry``, which sets when a failed row is tried again, and when no more.
     - ``max_consecutive_failures``: consecutive failed rows that end the run; 0: failures do not end
       it. ``None``: a run in which nothing succeeds ends after 50.
-    - ``max_pending``: the most rows that may wait when a run without ``limit`` begins (10,000); if
-      more do, it raises ``TooManyPending`` before its first row. ``None``: any number.
+    - ``max_pending``: the most rows that may wait when a run without ``limit`` begins; if more do,
+      it raises ``TooManyPending`` before its first row. ``None``: any number.
     - ``claim``: the mark of a row that is being handled, such as a status and the worker's name.
       ``AT_MOST_ONCE``: written instead of ``done`` before the work. ``AT_LEAST_ONCE``: written and
       removed with the lease; the row has to stay in ``pending`` under it, and ``reset`` is

@@ -60,7 +60,7 @@ class Definition(Generic[M]):
     reset: Mapping[str, Any] | None = None
     retry: Retry | None = None
     max_consecutive_failures: int | None = None
-    max_pending: int | None = 10_000
+    max_pending: int | None = None
     claim: Mapping[str, Any] | None = None
     claimed_at: str | None = None
     lease: Lease | None = None

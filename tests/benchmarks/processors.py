@@ -11,7 +11,6 @@ from tests.models import Errand
 
 class Errands(BatchProcessor[Errand]):
     done = {"done": True}
-    max_pending = None
 
     def pending(self) -> QuerySet[Errand]:
         return Errand.objects.filter(done=False)

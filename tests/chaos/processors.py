@@ -68,9 +68,7 @@ def _processor(name: str, terms: Terms) -> BatchProcessor[Any]:
         handle(PLACES[name], row.pk, in_database=terms.delivery == "transactional")
 
     # Any number of rows may wait.
-    return batch_processor(
-        name=f"chaos.{name}", pending=pending(name), max_pending=None, **options
-    )(handler)
+    return batch_processor(name=f"chaos.{name}", pending=pending(name), **options)(handler)
 
 
 # Names of the module, as the command finds them.

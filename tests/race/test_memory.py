@@ -24,7 +24,6 @@ from tests.models import Parcel
     pending=lambda: Parcel.objects.filter(sent=False),
     done={"sent": True},
     batch_size=500,
-    max_pending=None,
 )
 def send(row): ...
 

@@ -24,7 +24,6 @@ __all__ = ["drain", "fill_keys", "fill_spanning", "left", "left_spanning", "prep
 COMMON: dict[str, Any] = {
     "pending": lambda: Errand.objects.filter(done=False),
     "done": {"done": True},
-    "max_pending": None,
 }
 LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
 
@@ -57,9 +56,7 @@ def drain_spanning(workers: int) -> Drained:
     handle = handling.handle
 
     @batch_processor(
-        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True),
-        done={"sent": True},
-        max_pending=None,
+        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
     )
     def parcels(row: Parcel) -> None:
         handle(row.pk)
