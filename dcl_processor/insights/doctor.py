@@ -112,16 +112,16 @@ def writable(asked: Asked) -> Iterator[Finding]:
     if not names:
         return  # those of a function are known when it is called
     columns = " and ".join(names)
-    nobody = question.table.filter(Value(False, output_field=BooleanField()))  # SQL's
+    no_row = question.table.filter(Value(False, output_field=BooleanField()))
     try:
         with transaction.atomic(using=question.using):
-            nobody.update(**{name: F(name) for name in names})
+            no_row.update(**{name: F(name) for name in names})
     except DatabaseError as error:
         if not (refuses_constant(error) or unwritable(error, question.using)):
             raise
         yield problem(
             f"{columns} cannot be written: {one_line(error).rstrip('.')}",
-            "No row can be settled, so that its work is done in vain",
+            "No row can be settled after its handler was called",
             "GRANT UPDATE on the columns, give the primary's alias with using=, or correct the "
             "router's db_for_write()",
         )
