@@ -27,7 +27,7 @@ def locked(queryset: QuerySet[Any], pk: Any) -> Iterator[Any]:
     question = ask(queryset, label="test")
     session = Session(question.using, "test")
     try:
-        got = claim(session, question, Wanted([pk]), None)
+        got = claim(session, question, Wanted([pk]))
         found: list[Any] = [*got.rows, *[why.name.lower() for why in got.missed.values()]]
         [held] = found
         yield held

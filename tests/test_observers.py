@@ -178,7 +178,6 @@ def test_an_observer_learns_each_step(make: the.Make) -> None:
 
 
 def test_a_lock_is_held_until_its_commit_is_answered() -> None:
-    """Its COMMIT may be sent with the next claim, after the next candidates are chosen."""
     the.errands(3)
     committed: list[int] = []
 
@@ -283,8 +282,6 @@ def test_an_observer_that_raises_costs_no_row(
 
 
 def test_an_observer_costs_no_statement_and_no_round_trip() -> None:
-    """A receiver of row_finished costs one: each COMMIT is sent alone."""
-
     def messages() -> int:
         Errand.objects.all().delete()
         the.errands(10)
@@ -297,5 +294,3 @@ def test_an_observer_costs_no_statement_and_no_round_trip() -> None:
     alone = messages()
     with looking_on(Noting(), Counts()), exporting():
         assert messages() == alone
-    with received(row_finished):
-        assert messages() > alone

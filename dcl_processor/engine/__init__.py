@@ -1,1 +1,1 @@
-"""The engine: lanes that deliver rows, and settlements as values that go with the next claim."""
+"""The engine: lanes that deliver rows."""

@@ -24,7 +24,7 @@ from dcl_processor.locking.isolation import refuse_without_transactions
 from dcl_processor.locking.row_locks import database_lock, keys_in
 
 from .session import Session
-from .settlement import Answer, Claimed, Held, Missed, Settlement, Statement, Wanted
+from .settlement import Answer, Claimed, Held, Missed, Statement, Wanted
 
 #: Returns the queryset for rows that are named by their keys.
 Ask = Callable[[RowFilter], QuerySet[Any, Any]]
@@ -47,20 +47,15 @@ class Read:
 
 
 def claim(
-    session: Session,
-    question: Question[Any],
-    wanted: Wanted,
-    after: Settlement | None,
-    send: Send | None = None,
+    session: Session, question: Question[Any], wanted: Wanted, send: Send | None = None
 ) -> Claimed:
-    """Open a transaction, ``after`` first, and lock the wanted rows that are still pending in it.
+    """Open a transaction, and lock the wanted rows that are still pending in it.
 
     If it may choose, the result does not mention the rows behind the last one that was taken. Never
-    waits for a lock, if the database supports that. Raises ``NotSettled`` if ``after`` was in a
-    message that failed, ``InvalidPending`` if the question has several answers for one row, and
-    ``Unsupported`` if a table has no transactions.
+    waits for a lock, if the database supports that. Raises ``InvalidPending`` if the
+    question has several answers for one row, and ``Unsupported`` if a table has no transactions.
     """
-    send = send or partial(session.begin, after=after)
+    send = send or session.begin
     connection = session.connection
     if connection.vendor == "mysql":
         refuse_without_transactions(question)

@@ -29,7 +29,7 @@ from dcl_processor.values import resolve
 
 from .claim import Read, claim, read_of
 from .session import Session
-from .settlement import Claimed, Held, Missed, Settlement, Statement, Wanted, column
+from .settlement import Claimed, Held, Missed, Statement, Wanted, column
 
 #: Claims wanted rows in the transaction that has their keys locked.
 ClaimRows = Callable[[Session, Question[Any], Wanted], Claimed]
@@ -49,21 +49,17 @@ class _Look:
 
 
 def _claim_locked(session: Session, question: Question[Any], wanted: Wanted) -> Claimed:
-    return claim(session, question, wanted, None, session.execute_all)
+    return claim(session, question, wanted, session.execute_all)
 
 
 def claim_in_turn(
-    session: Session,
-    question: Question[Any],
-    wanted: Wanted,
-    after: Settlement | None,
-    claim_rows: ClaimRows = _claim_locked,
+    session: Session, question: Question[Any], wanted: Wanted, claim_rows: ClaimRows = _claim_locked
 ) -> Claimed:
     """Claim the wanted rows as far as it is their keys' turn, as ``claim()`` does.
 
     What ``claim_rows`` has written to a row that is not in the result is to be undone.
     """
-    pks, missed = take_turn(session, question, wanted, after)
+    pks, missed = take_turn(session, question, wanted)
     if not pks:
         return Claimed([], missed, driver=session.connection.connection)
     claimed = claim_rows(session, question, Wanted(pks))
@@ -82,9 +78,9 @@ def claim_in_turn(
 
 
 def take_turn(
-    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+    session: Session, question: Question[Any], wanted: Wanted
 ) -> tuple[list[Any], dict[Any, Missed]]:
-    """Open a transaction, ``after`` first, and lock the keys.
+    """Open a transaction, and lock the keys.
 
     Return which rows may be claimed now, and why the others of a key may not.
     Outside any savepoint, whose rollback would release the keys.
@@ -95,10 +91,10 @@ def take_turn(
     groups = next(iter(keys.values())).groups
     if not session.connection.features.has_select_for_update:
         # The one lock of the database is that of every key.
-        session.begin([Statement(database_lock(question))], after)
+        session.begin([Statement(database_lock(question))])
         free, look = {*keys}, _look(session, question, groups, keys)
     else:
-        free, look = _lock_and_look(session, question, groups, keys, after)
+        free, look = _lock_and_look(session, question, groups, keys)
     free_rows, missed, by_key = list[Any](), dict[Any, Missed](), dict[Any, list[Any]]()
     for pk in wanted.pks:
         by_key.setdefault(wanted.keys[pk].value, []).append(pk)
@@ -112,17 +108,13 @@ def take_turn(
 
 
 def _lock_and_look(
-    session: Session,
-    question: Question[Any],
-    groups: Groups,
-    keys: Mapping[Any, Key],
-    after: Settlement | None,
+    session: Session, question: Question[Any], groups: Groups, keys: Mapping[Any, Key]
 ) -> tuple[set[Any], _Look]:
     """Return the keys that could be locked, and what was asked about all of them."""
     numbers = {value: lock_numbers(key) for value, key in keys.items()}
     asked = _statements(question, groups, keys)
     locking = _locking([each for some in numbers.values() for each in some], one=len(keys) == 1)
-    [locks, *answers] = session.begin([locking, *[read.statement for read in asked]], after)
+    [locks, *answers] = session.begin([locking, *[read.statement for read in asked]])
     locked = {number for [number] in locks}
     free = {value for value, theirs in numbers.items() if not locked.isdisjoint(theirs)}
     return free, _understood(question, groups, asked, answers)

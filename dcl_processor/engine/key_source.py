@@ -29,7 +29,7 @@ from .turns import MOST_KEPT, Share, Turn, Turns
 if TYPE_CHECKING:
     from .run import Run
 
-#: Keys whose next rows are read at once; what the last batch has left to send goes before a read.
+#: Keys whose next rows are read at once.
 READY = 4
 
 
@@ -116,20 +116,6 @@ class KeySource(Source):
             self._turns.join(turn)
 
     # --- what became of them
-
-    def expect(self, batch: Batch) -> None:
-        """Go on with the keys of a batch whose end is sent before the next claim of its lane.
-
-        Only if the run has one lane: another one would find the keys locked.
-        """
-        if self._run.concurrency > 1:
-            return
-        with self._lock:
-            ours = {held.pk for held in batch.rows}
-            for share in batch.shares:
-                if not ours.isdisjoint(share.pks):
-                    self._leave(share)
-                    self._turns.join(share.turn, at_once=True)
 
     def settled(self, batch: Batch) -> None:
         """Go on with the keys whose rows are settled, while handlers of other rows are at work."""

@@ -13,7 +13,6 @@ from django.utils import timezone
 from dcl_processor import log_fields, observers
 from dcl_processor import steady as time
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.execution.handler import Handled
 from dcl_processor.execution.leftover import Leftover, close_lost
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
@@ -33,7 +32,6 @@ from .work import read_attempts
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
-    from dcl_processor.values import Values
 
     from .run import Run
     from .settlement import Mark
@@ -70,9 +68,8 @@ class Lane:
         self._since = since if isinstance(since, str) else None
         #: Whether a handler's call notes the number of its attempt.
         self.counts_attempts = retry is not None
-        #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
+        #: The flip, if it is the same for all rows.
         self.fixed_flip = fixed_flip(self.processor)
-        self.fixed_settlement: Values | None = None
         self.savepoint = RowSavepoint(self.session.connection)
         #: Watches what handlers leave open that work outside a transaction.
         is_marked = not rules_of(self.processor).in_transaction
@@ -98,16 +95,13 @@ class Lane:
         self.driver: Any = None
 
     def drive(self) -> None:
-        """Deliver rows until none is left; each settlement goes with the next claim if it may."""
+        """Deliver rows until none is left."""
         try:
             while True:
                 while batch := self.source.take(self._room() if self._loop else self._size):
                     self.deliver(batch)
-                    self._pass_on()
                     if self._open:
                         self.go_on()
-                # It waits for no read of candidates, and for no other lane.
-                self.settle()
                 if not self.source.refill(waits=not self._open) and not self._open:
                     return
                 self.go_on(pause=LOOK)
@@ -148,52 +142,26 @@ class Lane:
             while self._open:
                 self.go_on(pause=LOOK)
 
-    def _pass_on(self) -> None:
-        """Send what must not wait: before the next claim nothing is decided, nor code called."""
-        after, session = self._after, self.session
-        if after is None:
-            return
-        may_wait = (
-            after.answers is None
-            # No generator: an interrupt at the end of one that is left early would be lost.
-            and not [each for _, each in after.batch.ended if type(each) is not Handled]
-            # One with marks may wait because no code of the user has run since it was made.
-            and (session.is_open or after.batch.mark is not None)
-            and not session.connection.run_on_commit
-            and self.run.goes_well()
-        )
-        if not may_wait:
-            self.settle()
-        elif after.batch.wanted.keys:
-            self.source.expect(after.batch)
-
     def deliver(self, batch: Batch) -> None:
-        """Claim, handle and flip a batch; what it still has to send waits."""
+        """Claim, handle, flip and count a batch."""
         is_open = self.resource.is_open
-        if not is_open:
-            self.settle()
         if self._loop is None and not self.run.counters.streak.goes_well:
             close_lost(but=self.run.using)
-        after, self.driver = self._after, self.session.connection.connection
+        self.driver = self.session.connection.connection
         self._is_idle = False
         try:
             if not (is_open or self.resource.ready()):
                 self.source.give_back(batch)
                 return
-            self._after = self._deliver(self, batch, after)
-        except NotSettled as error:
-            # The claim may be as good as it was. The batch that waited is counted first, and its
-            # outcome may end the run; if it does not, these rows are claimed again.
-            self.source.give_back(batch)
-            self._failed(error)
+            self._after = self._deliver(self, batch)
         except BaseException as error:  # noqa: BLE001  # raised again if it ends the run
-            self.settle()
             recovery.recover(self, batch, error)
         finally:
             if self._loop is None:
                 self.in_flight.forget()
             else:
                 self._note_under_way()
+        self.settle()
 
     def _note_under_way(self) -> None:
         """Note the rows that are still in flight when a batch was delivered, or has ended."""
@@ -203,14 +171,10 @@ class Lane:
         else:
             self.in_flight.forget()
 
-    def claim(self, batch: Batch, after: Settlement | None) -> None:
-        """Lock the batch's rows, and check them again; ``after`` is committed first."""
-        try:
-            make = claim_in_turn if batch.wanted.keys else claim
-            batch.claimed = make(self.session, batch.question, batch.wanted, after)
-        finally:
-            if after is not None and after is self._after and after.answers is not None:
-                self.count(after)
+    def claim(self, batch: Batch) -> None:
+        """Lock the batch's rows, and check them again."""
+        make = claim_in_turn if batch.wanted.keys else claim
+        batch.claimed = make(self.session, batch.question, batch.wanted)
         self.source.note_claim(batch)
         self._refused, rows = 0, batch.claimed.rows
         if rows:
@@ -223,18 +187,13 @@ class Lane:
             ages = pending_ages(self._since, rows) if self._since else ()
             observers.tell("claimed", self._name, ages)
 
-    def claim_and_mark(self, batch: Batch, after: Settlement | None) -> None:
-        """Lock the batch's rows, check them again, mark them, and commit; ``after`` goes first."""
+    def claim_and_mark(self, batch: Batch) -> None:
+        """Lock the batch's rows, check them again, mark them, and commit."""
         began = time.monotonic()
-        # If a settlement waits, no code of the user has run since the last look.
-        if after is None and self.leftover.may_be_left() and self.leftover.end():
+        if self.leftover.may_be_left() and self.leftover.end():
             self._tell_of_leftover()
         batch.mark = mark = self._mark or self._mark_of(batch)
-        try:
-            claim_and_mark(self, batch, mark, after)
-        finally:
-            if after is not None and after is self._after and after.answers is not None:
-                self.count(after)
+        claim_and_mark(self, batch, mark)
         # Not the batch's own "rows", which is one more call for each row.
         self._refused, rows = 0, () if batch.claimed is None else batch.claimed.rows
         if rows:
@@ -266,8 +225,6 @@ class Lane:
         mark = mark_of(self.processor, batch.question.model)
         if self._has_fixed_mark:
             self._mark = mark
-        if self.fixed_flip is not None:
-            self.fixed_settlement = {**mark.removed, **self.fixed_flip}
         return mark
 
     def is_one_statement(self, batch: Batch) -> bool:
@@ -291,7 +248,7 @@ class Lane:
         log_fields.log(logger, logging.WARNING, message, name, extra=log_fields.fields(name))
 
     def settle(self) -> None:
-        """Send what waits alone, and count what is true then."""
+        """Send what the last batch has left to send, and count what is true then."""
         after = self._after
         if after is None:
             return
@@ -310,7 +267,6 @@ class Lane:
             seconds, batch.claimed_at = time.monotonic() - batch.claimed_at, None
             observers.tell("unlocked", self._name, seconds)
         if batch.mark is not None:
-            settling.answered(self, after)
             self.finish(batch)
         else:
             if batch.unrecorded:
@@ -376,7 +332,7 @@ class Lane:
             self._is_idle = not loop.wait(LINGER if may_linger else seconds)
 
     def _failed(self, error: NotSettled) -> None:
-        """Settle alone what was in a message that failed."""
+        """Find out what became of a settlement whose message failed."""
         after, self._after = self._after, None
         assert after is not None
         assert error.__cause__ is not None

@@ -48,29 +48,22 @@ if TYPE_CHECKING:
     from .settlement import Mark
 
 
-def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> None:
-    """Lock the rows, check them again, mark those that are still pending, and commit.
-
-    ``after`` is committed first. Raises ``NotSettled`` if it was in a message that failed.
-    """
+def claim_and_mark(lane: Lane, batch: Batch, mark: Mark) -> None:
+    """Lock the rows, check them again, mark those that are still pending, and commit."""
     if batch.wanted.keys:
-        lane.settle()
         _in_turn(lane, batch, mark)
     # The flips are verified in a transaction, and a mark that is to be looked at needs one.
     elif batch.question is lane.simple_question or lane.is_one_statement(batch):
-        _in_one_statement(lane, batch, mark, after)
+        _in_one_statement(lane, batch, mark)
     else:
-        # Race: work without flip. If this claim is rolled back, a settlement in its transaction
-        # would be rolled back, too.
-        lane.settle()
-        claimed = claim(lane.session, batch.question, batch.wanted, None)
+        claimed = claim(lane.session, batch.question, batch.wanted)
         _mark_claimed(lane, batch, mark, claimed)
 
 
-def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> None:
+def _in_one_statement(lane: Lane, batch: Batch, mark: Mark) -> None:
     question, wanted, session = batch.question, batch.wanted, lane.session
     found, params = statement(question, mark, wanted)
-    answer = session.exchange(Statement(found.sql, params), after)
+    answer = session.exchange(Statement(found.sql, params))
     before, after_it = found.marks(answer)
     if len(answer) > len(after_it):
         _put_back(question, mark, before, after_it, after_it.keys())
@@ -94,7 +87,7 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
     """Claim and mark rows of keys in the transaction that has the keys locked."""
     question, wanted, session = batch.question, batch.wanted, lane.session
     if not lane.is_one_statement(batch):
-        _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
+        _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted))
         return
     before, after_it = dict[Any, Values](), dict[Any, Values]()
 
@@ -108,7 +101,7 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
         missed = {pk: Missed.ABSENT for pk in wanted.pks if pk not in rows}
         return Claimed(held, missed, driver=session.connection.connection)
 
-    claimed = claim_in_turn(session, question, wanted, None, claim_rows)
+    claimed = claim_in_turn(session, question, wanted, claim_rows)
     ours = {held.pk for held in claimed.rows}
     _put_back(question, mark, before, after_it, after_it.keys() - ours)
     # Not before the statements were answered: what keeps them from that is no row's failure.

@@ -53,12 +53,6 @@ WAITS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 def settle_alone(lane: Lane, after: Settlement, error: BaseException) -> None:
     """Find out what became of a settlement whose message failed, and settle what it did not."""
     session, batch = lane.session, after.batch
-    if batch.mark is not None:
-        try:
-            settling.refused(lane, after, error)
-        finally:
-            lane.finish(batch)
-        return
     if not batch.rows and not ends_the_run(error):
         # Its claim got no row, so that none can have failed.
         session.rollback()
@@ -75,7 +69,7 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
 
     Counts the rows if the transaction was committed all the same. With several rows it is unknown
     which of them caused the error, so each of them is redone in a batch of its own; a single row
-    fails. ``waited``: the COMMIT was sent with the next claim, in which the error may have come.
+    fails. ``waited``: the COMMIT was sent.
 
     Raises the error if it ``ends_the_run()``, or if it came before any handler and no row can be
     the cause.
@@ -189,7 +183,7 @@ def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:
     question, wanted = batch.question, batch.wanted
     try:
         if wanted.keys:
-            take_turn(lane.session, question, wanted, None)
+            take_turn(lane.session, question, wanted)
             lane.session.rollback()
         _lock_bare(lane, question, wanted.pks[0])
     except Exception:  # noqa: BLE001  # the first is the one to be reported
@@ -205,7 +199,7 @@ def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:
 def _lock_bare(lane: Lane, question: Question[Any], pk: Any) -> Claimed:
     """Lock a row and check it again, by the statements of a claim, and make no instance of it."""
     connection = lane.session.connection
-    answers = lane.session.begin(statements(question, Wanted([pk])), None)
+    answers = lane.session.begin(statements(question, Wanted([pk])))
     # The one lock of a database without row locks returns no row.
     is_ours = all(answers if connection.features.has_select_for_update else answers[-1:])
     rows = [Held(pk, _bare(question, pk))] if is_ours else []
@@ -331,7 +325,7 @@ def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
         # Race: double claim. Without the lock another worker may have finished the row.
         again = Batch(batch.question, Wanted([held.pk]))
         try:
-            again.claimed = claim(lane.session, again.question, again.wanted, None)
+            again.claimed = claim(lane.session, again.question, again.wanted)
             if again.rows:
                 work.read_attempts(lane.processor, again.question, again.rows)
                 known = again.rows[0].refused or failed

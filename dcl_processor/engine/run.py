@@ -39,7 +39,7 @@ from dcl_processor.runner.counters import Counters, attach_report, log_end
 from dcl_processor.runner.in_flight import Notes
 from dcl_processor.runner.limits import LONGEST_HOLD, refuse_without_ledger
 from dcl_processor.settlement.rehearsal import Rehearsal, RowRefused, rehearse
-from dcl_processor.signals import row_finished, run_finished, run_started
+from dcl_processor.signals import run_finished, run_started
 from dcl_processor.values import Values
 
 from .claim import claim
@@ -89,7 +89,6 @@ class Run:
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
         self.processor = processor
-        self._calls_no_code_before_a_claim = self.limits.has_plain_stop
         #: Whether something is written to a row that fails.
         self.notes_failures = processor._notes_failures
         self.filter = filter
@@ -114,7 +113,7 @@ class Run:
         self._most_pending = processor.max_pending if limit is None else None
         #: What a trial of the flips on the run's first row has shown; ``None``: not yet tried.
         self.rehearsal: Rehearsal | None = None
-        #: Whether flips may go with the next claim; whether each row is asked about after its flip.
+        #: Whether flips may go with the COMMIT; whether each row is asked about after its flip.
         self.flips_may_wait = self.looks_after_flips = False
         #: The values with which a claim's constants are read back.
         self.kept_constants: Values = {}
@@ -388,14 +387,6 @@ class Run:
                 return False
         return resource is None or not so_far or resource.ready()
 
-    def goes_well(self) -> bool:
-        """Return whether nothing has to be decided, and no receiver called, after each row."""
-        return (
-            self.counters.streak.goes_well
-            and self._calls_no_code_before_a_claim
-            and not row_finished.has_listeners(type(self.processor))
-        )
-
     @property
     def is_over(self) -> bool:
         """Whether it was decided that no row starts any more."""
@@ -488,7 +479,7 @@ def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> dict[st
     error: Exception | None = None
     for pk in pks:
         try:
-            for held in claim(session, question, Wanted([pk]), None).rows:
+            for held in claim(session, question, Wanted([pk])).rows:
                 if refused := rehearse(processor, question, held.row, pk).refused:
                     return {"refused": refused}
                 return {"rehearsed": None if processor._flip_needs_result else pk}

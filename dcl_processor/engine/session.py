@@ -1,10 +1,10 @@
 """One connection, and the messages that a lane sends on it.
 
 PostgreSQL executes the statements of one message one by one, each with a snapshot of its own, and
-an error skips the rest of the message, a COMMIT included. So a settlement, the BEGIN and the claim
-of the next rows are one round trip. Only psycopg 3 with client-side binding sends such messages
-and reports each answer. Elsewhere, and while other code looks at each statement, every statement is
-a message of its own, and a settlement is committed before the next claim.
+an error skips the rest of the message, a COMMIT included. So the BEGIN and the claim are one round
+trip, and so are the flips and the COMMIT. Only psycopg 3 with client-side binding sends such
+messages and reports each answer. Elsewhere, and while other code looks at each statement, every
+statement is a message of its own.
 """
 
 from __future__ import annotations
@@ -72,33 +72,19 @@ class Session:
             self._combining = driver
         return True
 
-    def begin(self, statements: Sequence[Statement], after: Settlement | None) -> list[Answer]:
-        """Settle, open a transaction and execute the statements in it; return their answers.
+    def begin(self, statements: Sequence[Statement]) -> list[Answer]:
+        """Open a transaction and execute the statements in it; return their answers.
 
-        Raises ``NotSettled`` if the settlement was in a message that failed, and otherwise what the
-        database raises; no transaction is open then.
+        Raises what the database raises; no transaction is open then.
         """
-        if after is None:
-            self.connection.ensure_connection()
-        if not (self.is_open or self.combines):
-            if after is not None:
-                self.settle(after)
+        self.connection.ensure_connection()
+        if not self.combines:
             return self._begin_alone(statements)
-        return self._send(after, [BEGIN, *statements], opens=True)[1:]
+        return self._send([BEGIN, *statements], opens=True)[1:]
 
-    def exchange(self, statement: Statement, after: Settlement | None) -> Answer:
-        """Settle, and execute one statement, as one transaction; return the statement's answer.
-
-        PostgreSQL makes one transaction of a message without a BEGIN. Raises as ``begin()`` does.
-        """
+    def exchange(self, statement: Statement) -> Answer:
+        """Execute one statement as a transaction; return its answer."""
         connection = self.connection
-        if after is None:
-            connection.ensure_connection()
-        if self.is_open or self.combines:
-            [answer] = self._send(after, (statement,))
-            return answer
-        if after is not None:
-            self.settle(after)
         # An error must not break the transaction that Django's TestCase keeps open.
         with atomic(using=self.using) if connection.in_atomic_block else nullcontext():
             return self.execute(statement)
@@ -122,13 +108,16 @@ class Session:
         return answers
 
     def settle(self, after: Settlement) -> None:
-        """Send a settlement alone; raises ``NotSettled``."""
+        """Send the end of a transaction; raises ``NotSettled``."""
         if after.statements[-1] == ROLLBACK and self.is_open:
             self.connection.run_on_commit = []
         if self._block is not None:
             self._commit_alone(after)
         else:
-            self._send(after, (), closes=self.is_open)
+            try:
+                after.answers = self._send(after.statements, closes=True)
+            except BaseException as error:
+                raise NotSettled from error
         if self.connection.run_on_commit and not self.connection.in_atomic_block:
             self.connection.run_and_clear_commit_hooks()
 
@@ -218,33 +207,24 @@ class Session:
     def execute_all(self, statements: Sequence[Statement]) -> Sequence[Answer]:
         """Execute statements, in the transaction that is open if one is, as one if possible."""
         if len(statements) > 1 and (self.is_open or self.combines):
-            return self._send(None, statements)
+            return self._send(statements)
         return [self.execute(each) for each in statements]
 
     def _send(
-        self,
-        after: Settlement | None,
-        statements: Sequence[Statement],
-        *,
-        opens: bool = False,
-        closes: bool = False,
+        self, statements: Sequence[Statement], *, opens: bool = False, closes: bool = False
     ) -> list[Answer]:
-        """Send one message; return the answers to ``statements``."""
-        connection, first = self.connection, after.statements if after is not None else ()
+        """Send one message; return its answers."""
+        connection = self.connection
         # A rollback that was asked for is the settlement's last statement.
         connection.needs_rollback = False
         try:
             with connection.cursor() as cursor:
-                answers = send_together(cursor, [*first, *statements])
-                if after is not None:
-                    after.answers, answers = answers[: len(first)], answers[len(first) :]
-        except BaseException as error:
-            # What the message has begun is ended where the error is handled.
-            self.is_open = self.is_open or opens
-            if after is None or after.answers is not None:
+                answers = send_together(cursor, statements)
+        except BaseException:
+            if not closes:  # or it is found out what became of it
+                self.is_open = self.is_open or opens
                 self.rollback()
-                raise
-            raise NotSettled from error
+            raise
         if opens:
             # Django is to know that a transaction is open: what a handler calls depends on it.
             self.is_open = connection.in_atomic_block = connection.commit_on_exit = True

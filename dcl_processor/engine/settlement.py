@@ -1,9 +1,8 @@
 """The values that a delivery makes and the loop passes on.
 
 A settlement is what rows whose handlers have ended still have to send. A delivery returns it, and
-the loop sends it with the claim of the next rows, in one message. No code of the user runs between
-the two. A settlement that must not wait is sent alone. Rows that are handled outside the claim's
-transaction have a mark, which is below.
+the loop sends it. Rows that are handled outside the claim's transaction have a mark, which is
+below.
 """
 
 from __future__ import annotations

@@ -73,48 +73,12 @@ class _SomeRowsLostError(Exception):
 
 
 def settle(lane: Lane, batch: Batch) -> Settlement:
-    """Return what settles the rows that have ended; settle at once what must not wait.
+    """Settle the rows that have ended; nothing is left to send.
 
     A settlement writes nothing to a row that was taken over.
     """
-    if batch.ended and (later := _later(lane, batch)):
-        return Settlement(batch, later)
     settle_ended(lane, batch)
     return Settlement(batch, (), answers=())
-
-
-def _later(lane: Lane, batch: Batch) -> tuple[Statement, ...]:
-    """Return what settles the last row, if that may wait for a claim."""
-    held, outcome = batch.ended[-1]
-    marked, mark = held.marked, batch.mark
-    assert mark is not None
-    # The rows before it are settled, or cannot be settled yet.
-    if marked.is_settled or marked.try_until is not None or not isinstance(outcome, Handled):
-        return ()
-    if mark.option == "done":  # flipped before the work
-        marked.is_settled = True
-        return ()
-    # Whether what is left of a batch with a mark may be sent with the next claim.
-    joins = batch.question is lane.simple_question or lane.is_one_statement(batch)
-    joins = joins and not batch.wanted.keys and lane.session.combines
-    looks = lane.run.looks_after_flips
-    if not (lane.run.flips_may_wait and joins) or (looks and lane.processor.lease is None):
-        return ()
-    found, values = None, lane.fixed_settlement
-    try:
-        values = values or _flip(lane, batch, held, outcome)
-        marked.decided = outcome, values
-        expected = expected_of(lane, held)
-        found = writing.statement_if_free(batch.question, held.pk, expected, values)
-    except BaseException as error:
-        if ends_the_run(error):
-            raise
-        # Settling the row now raises the error again, as the row's failure.
-    if found is None or (len(batch.ended) > 1 and len(_open_rows(batch)) > 1):
-        return ()
-    # Until there is an answer it may have been written.
-    marked.may_be_written = True
-    return (Statement(*found), *([look(batch.question, [held.pk])] if looks else ()))
 
 
 def _open_rows(batch: Batch) -> list[int]:
@@ -124,34 +88,6 @@ def _open_rows(batch: Batch) -> list[int]:
         for place, (held, _) in enumerate(batch.ended)
         if not held.marked.is_settled and held.marked.try_until is None
     ]
-
-
-def answered(lane: Lane, after: Settlement) -> None:
-    """Take note of the answer to a settlement; settle the row alone if it was not written."""
-    batch, answers = after.batch, after.answers
-    if not after.statements or answers is None:
-        return
-    # None, if an interrupt came behind it. The rows before it that are tried again were not in it.
-    for place in _open_rows(batch):
-        marked = batch.ended[place][0].marked
-        marked.may_be_written = False
-        if answers[0]:  # the row still had this worker's mark
-            marked.is_settled = True
-        else:
-            settle_row(lane, batch, place)
-
-
-def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
-    """Settle the row alone whose settlement was in a message that failed."""
-    batch = after.batch
-    using = batch.question.using
-    is_answered = isinstance(error, Exception) and _is_answer(error, using, lane.driver)
-    for place in _open_rows(batch):
-        held = batch.ended[place][0]
-        held.marked.may_be_written = held.marked.may_be_written and not is_answered
-        settle_row(lane, batch, place, is_last=ends_the_run(error))
-    if ends_the_run(error):
-        raise error
 
 
 def is_for_good(error: BaseException) -> bool:

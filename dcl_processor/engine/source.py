@@ -267,9 +267,6 @@ class Source:
         if self._run.overseer is not None:
             self._run.overseer.give_back(batch.wanted.limit - started, batch.window)
 
-    def expect(self, batch: Batch) -> None:
-        """Take note that the end of a batch is sent before the next claim of its lane."""
-
     def settled(self, batch: Batch) -> None:
         """Take note that rows of a batch are settled, while handlers of others are at work."""
 

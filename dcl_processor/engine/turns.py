@@ -78,16 +78,11 @@ class Turns:
         self.busy: dict[Any, Turn] = {}
         self.held: dict[Any, Turn] = {}
 
-    def join(self, turn: Turn, *, at_once: bool = False) -> None:
-        """Put a key at the end of the line, unless it is in line.
-
-        ``at_once``: it is ready if there is nothing to read, and no other key comes first.
-        """
-        if turn.is_in_line:
-            return
-        turn.is_in_line = True
-        is_ready = at_once and turn.next_rows and not turn.is_old and not self.line
-        (self.ready if is_ready else self.line).append(turn)
+    def join(self, turn: Turn) -> None:
+        """Put a key at the end of the line, unless it is in line."""
+        if not turn.is_in_line:
+            turn.is_in_line = True
+            self.line.append(turn)
 
     def join_busy(self) -> None:
         """Put the busy keys in line again; their rows are read again."""

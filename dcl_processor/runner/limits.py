@@ -60,11 +60,6 @@ class Limits:
         self._stop = stop or Event()
 
     @property
-    def has_plain_stop(self) -> bool:
-        """Whether ``stop`` calls no user code."""
-        return type(self._stop) is Event
-
-    @property
     def is_told_to_stop(self) -> bool:
         """Whether ``stop`` is set."""
         return self._stop.is_set()

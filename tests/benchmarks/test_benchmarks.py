@@ -35,7 +35,7 @@ def _plain(statement: str) -> str:
         plain = plain.replace(f" AS {name}", "")
     for addition, without in (("= (?)", "= ?"), (TABLE, "")):
         plain = plain.replace(addition, without)
-    # A flip that waits for the next claim counts what it writes.
+    # A flip that goes with its COMMIT counts what it writes.
     plain = re.sub(r"^WITH flipped AS \((UPDATE .*) RETURNING \?\) SELECT .*$", r"\1", plain)
     plain = re.sub(r"\(NOT done AND id (= \?|= ANY\(\?\))\)", r"NOT done AND id \1", plain)
     return plain.replace("( ", "(").replace(" )", ")")

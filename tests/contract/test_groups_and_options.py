@@ -53,8 +53,8 @@ def after_the_look(patch: pytest.MonkeyPatch, act: Callable[[Any], object]) -> N
     """Act each time between the look at the rows of the locked keys and their claim."""
     real = key_claim.take_turn
 
-    def take_turn(session: Any, question: Any, wanted: Any, after: Any) -> Any:
-        turn = real(session, question, wanted, after)
+    def take_turn(session: Any, question: Any, wanted: Any) -> Any:
+        turn = real(session, question, wanted)
         act(wanted.pks)
         return turn
 

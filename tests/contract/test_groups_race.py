@@ -162,7 +162,7 @@ def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
 @pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time")
 @pytest.mark.parametrize(
     ("delivery", "messages"),
-    [("transactional", (1, 2, 2)), ("at_most_once", (1, 4, 4)), ("at_least_once", (1, 4, 4))],
+    [("transactional", (2, 3, 3)), ("at_most_once", (2, 4, 4)), ("at_least_once", (2, 4, 4))],
 )
 def test_how_many_messages_a_row_takes(delivery: str, messages: tuple[int, ...]) -> None:
     def sent(make: Make, rows: int) -> int:

@@ -1,4 +1,4 @@
-"""A flip and its COMMIT that go with the next claim in one message: what comes in between."""
+"""A flip and its COMMIT that go in one message: what comes in between."""
 
 from __future__ import annotations
 
@@ -77,21 +77,6 @@ def test_flips_that_differ_from_row_to_row_are_one_message(sent: list[str]) -> N
         report = run()
     assert (report.processed, report.failed, report.redone) == (19, 1, 10)
     assert report.failures[0].pk == rows[2].pk
-
-
-@pytest.mark.parametrize("done", [the.with_result, None])
-@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-def test_the_question_after_a_flip_goes_with_it_and_with_the_next_claim(
-    make: the.Make, done: Any, sent: list[str]
-) -> None:
-    def handle(row: Errand) -> None:
-        Errand.objects.filter(pk=row.pk, done=bool(done)).update(done=True)
-
-    the.errands(12)
-    assert make(handle, done=done)().processed == 12
-    claims = [each.partition("dcl_pending")[2].count("SKIP LOCKED") for each in sent]
-    # Not behind the first row, after which the run is careful, nor behind the last one.
-    assert claims.count(1) == 10
 
 
 @pytest.mark.parametrize("when", ["before the flip", "after the commit"])

@@ -93,7 +93,7 @@ class Trace:
 
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
         if sql == "COMMIT":
-            # One that waited for the next claim, which the server executes in its own turn.
+            # The server executes it in its own turn in the message of the flip.
             results: list[Any] = []
             self._ends(lambda: results.append(execute(sql, params, *rest)), "COMMIT")()
             return results[0]

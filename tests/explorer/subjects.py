@@ -49,8 +49,6 @@ class Subject:
     rehearsed: bool = False
     unproven: frozenset[str] = frozenset()
     chooses: bool = False
-    #: Whether a COMMIT waits for the next claim from the first row on, and not after a success.
-    waits: bool = False
     #: What a handler's row may fail by.
     fails_by: tuple[type[Exception], ...] = ()
 
@@ -107,8 +105,6 @@ class Subject:
         run = Run(processor, concurrency=1)
         if self.rehearsed:
             run.trust(Rehearsal(set(self.unproven), {}))
-        if self.waits:
-            vars(run)["goes_well"] = lambda: True
         return run.execute()
 
     def __str__(self) -> str:
@@ -398,11 +394,6 @@ ONE_KEY = _named(
 KEYED_BATCHES = _named(
     keyed(delivery, "two_at_once", more="_batch", batch_size=2) for delivery, *_ in BY_KEY
 )
-#: A COMMIT that waits for the next claim has the key's lock until then.
-KEYED_WAITING = {
-    f"{name}_waiting": replace(KEYED[name], name=f"{name}_waiting", rehearsed=True, waits=True)
-    for name in ("transactional_by_key", "transactional_in_order")
-}
 #: A head that waits for its next attempt; the column of the key is no counter here.
 WAITS = Retry(None, attempts="place", last_error=None, backoff=3600, jitter=0)
 
@@ -430,7 +421,7 @@ HEADS = _named(
         headed("lease", "_waiting_head", retry=WAITS),
     ]
 )
-ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **KEYED_WAITING, **HEADS}
+ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **HEADS}
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
 MORE = {each.name: each for each in [*WILFUL, *EDITED, *MARKED, PIPELINE, HANDED_OUT]}
 CHOOSING = {
@@ -444,12 +435,7 @@ CHOOSING = {
         "lease_rehearsed",
     )
 }
-#: Rows whose last statements are sent with the claim of the next row; that takes several rows.
-WAITING = {
-    f"{name}_waiting": replace(SUBJECTS[name], name=f"{name}_waiting", rehearsed=True, waits=True)
-    for name in ("transactional", "transactional_spanning", "claim_rehearsed", "lease_rehearsed")
-}
-#: Those of them whose leases may lapse. Not that of the handler which writes back an old lease and
+#: Those whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, even if another worker has the row: no settlement can help that.
 LAPSING = [
     *("lease_saving", "lease_locking", "lease_pipeline"),

@@ -24,13 +24,11 @@ from .subjects import (
     HEADS,
     KEYED,
     KEYED_BATCHES,
-    KEYED_WAITING,
     LAPSING,
     MODES,
     MORE,
     ONE_KEY,
     SUBJECTS,
-    WAITING,
 )
 
 #: Schedules of a search that is not run whole here: a number, and no time, so that a busy machine
@@ -40,7 +38,7 @@ MOST = 100 if is_whole() else 40
 MOST_KEYED = 25
 MOST_BEGUN = 200 if is_whole() else 10
 
-EVERY = {**SUBJECTS, **MORE, **CHOOSING, **WAITING, **ALL_KEYED}
+EVERY = {**SUBJECTS, **MORE, **CHOOSING, **ALL_KEYED}
 WRITTEN = os.environ.get("EXPLORE", "")
 
 pytestmark = [
@@ -115,10 +113,9 @@ if WRITTEN:
             print(f"\n{name}\n\n{stage.replay(digits)}\n")
 
 
-@pytest.mark.parametrize("name", [*CHOOSING, *WAITING])
-def test_i2_in_schedules_of_copies_that_choose_and_of_commits_that_wait(name: str) -> None:
-    """A claim may choose among rows, and what is left of one row be sent with the next claim."""
-    subject = {**CHOOSING, **WAITING}[name]
+@pytest.mark.parametrize("name", CHOOSING)
+def test_i2_in_schedules_of_copies_that_choose(name: str) -> None:
+    subject = CHOOSING[name]
     with staged(subject, rows=2) as stage:
         count = stage.explore(most=MOST)
     assert count.whole or count.schedules >= 10
@@ -126,10 +123,10 @@ def test_i2_in_schedules_of_copies_that_choose_and_of_commits_that_wait(name: st
         assert stage.sample(20).schedules >= 20
 
 
-@pytest.mark.parametrize("name", [*KEYED, *KEYED_BATCHES, *KEYED_WAITING])
+@pytest.mark.parametrize("name", [*KEYED, *KEYED_BATCHES])
 def test_i2_in_schedules_of_two_copies_and_two_keys(name: str) -> None:
     """Three rows in two keys."""
-    subject = {**KEYED, **KEYED_BATCHES, **KEYED_WAITING}[name]
+    subject = {**KEYED, **KEYED_BATCHES}[name]
     with staged(subject, rows=3) as stage:
         count = stage.explore(most=MOST_KEYED)
     assert count.whole or count.schedules >= 5
@@ -208,18 +205,6 @@ def test_i2_a_lease_that_lapses_lets_no_row_of_its_key_come_beside_it(mode: str)
     with staged(subject, rows=2, lapse=True, hearts=1) as stage:
         count = stage.sample(50)
     assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
-
-
-def test_i2_a_lease_may_lapse_while_its_settlement_waits() -> None:
-    with staged(WAITING["lease_rehearsed_waiting"], rows=2, lapse=True) as stage:
-        count = stage.sample(100)
-    assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
-
-
-def test_i2_a_heartbeat_while_a_settlement_waits_costs_nothing() -> None:
-    subject = WAITING["lease_rehearsed_waiting"]
-    with staged(subject, rows=2, workers=1, hearts=1, beats=2) as stage:
-        assert len(stage.explore(most=MOST).outcomes) == 1
 
 
 @pytest.mark.parametrize("name", ["lease_rehearsed", "lease"])

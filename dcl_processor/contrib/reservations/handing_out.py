@@ -104,11 +104,11 @@ def lane_of(processor: Definition[Any], question: Question[Any]) -> Lane:
     return lane
 
 
-def _hand_out(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+def _hand_out(lane: Lane, batch: Batch) -> Settlement:
     """Lock and check again → mark → commit; the caller does the work, and settles the row."""
     run = lane.run
     assert isinstance(run, HandingOut)
-    lane.claim_and_mark(batch, after)
+    lane.claim_and_mark(batch)
     for held in startable(lane, batch, batch.rows):
         run.handed.append((batch, held))
         # Recorded afterwards: a row without an outcome is put back after an interrupt.

@@ -18,9 +18,9 @@ from dcl_processor.engine.work import handle_locked
 from dcl_processor.execution.handler import Handled
 
 
-def archive(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+def archive(lane: Lane, batch: Batch) -> Settlement:
     """Lock and check again → work → flip → copy → delete → commit."""
-    lane.claim(batch, after)
+    lane.claim(batch)
     handle_locked(lane, batch)
     settlement = flips(lane, batch, may_wait=False)
     handled = [held.pk for held, outcome in batch.ended if isinstance(outcome, Handled)]
