@@ -33,11 +33,6 @@ def batch_processor(
             "expected @batch_processor(pending=…, done=…) with keyword arguments only, got "
             f"{misplaced[0]!r}; give each option by its name."
         )
-    if "process" in options:
-        raise InvalidOption(
-            "expected the decorated function to be the handler, got process=… as well; leave one "
-            "of the two out."
-        )
     given: dict[str, Any] = {
         "get_done" if callable(done) else "done": done,
         "get_failed" if callable(failed) else "failed": failed,

@@ -31,8 +31,7 @@ class BatchProcessor(Definition[M]):
 
     The pattern is double-checked locking: a lock-free read, then for each row a lock, *the same
     question again under the lock*, the work, and the flip that takes the row out of ``pending``.
-    Spring Batch calls the flag a process indicator. Options are class attributes, or keyword
-    arguments of the instance; ``docs/reference/processors.md`` lists them.
+    Options are class attributes, or keyword arguments of the instance.
     """
 
     #: A Django template calls what can be called, and showing a processor must not run it.

@@ -264,8 +264,24 @@ def _without(processor: Definition[Any], option: str, raised: str, state: str) -
 
 
 def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
+    column = "retry=Retry(…), whose column stores"
+    if processor.retry is not None:
+        column = "Retry's next_attempt_at to name the column that stores"
     return InvalidOption(
-        f"{processor.name}: expected retry=Retry(…), whose column stores the time of a Snooze, got "
-        "a Snooze with a time and no such column; name it in next_attempt_at, or raise Snooze() "
-        "without a time."
+        f"{processor.name}: expected {column} the time of a Snooze, got a Snooze with a time and "
+        "no such column; name the column, or raise Snooze() without a time."
     )
+
+
+def in_plain_text(processor: Definition[Any], values: Values) -> Values:
+    """Return the values with an error in ASCII; empty: it was so."""
+    name = (processor.retry and processor.retry.last_error) or ""
+    text = values.get(name)
+    if not isinstance(text, str) or text.isascii():
+        return {}
+    return {**values, name: text.encode("ascii", "replace").decode()}
+
+
+PLAIN = (
+    "%s: the failure of row %s was recorded with a plain text, because the database refused it: %s"
+)

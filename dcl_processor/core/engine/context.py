@@ -179,7 +179,7 @@ class Context:
     def begin_window(self, question: Question[Any], seen: int) -> None:
         """Refuse a backlog."""
         if self._most_pending is not None:
-            refuse_backlog(self.processor.name, question, self._most_pending, seen)
+            refuse_backlog(self.processor.name, question, self._most_pending)
             self._most_pending = None
         if self.slots is not None and seen:
             waits = self.limits.waits()

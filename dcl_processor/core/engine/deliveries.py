@@ -1,7 +1,4 @@
-"""The two orders of lock, work, flip and commit, which are the rows of the crash table.
-
-The place where its transaction ends shows what a killed process leaves behind.
-"""
+"""The two orders of lock, work, flip and commit, which are the rows of the crash table."""
 
 from __future__ import annotations
 

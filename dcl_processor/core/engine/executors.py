@@ -33,7 +33,7 @@ from dcl_processor.core.engine.calls import (
 from dcl_processor.core.engine.resource import Resource
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.report.outcomes import Failed
-from dcl_processor.core.sql.errors import is_back
+from dcl_processor.core.sql.errors import AWAY, is_back
 
 #: Seconds between two looks for a signal by a thread that waits.
 LOOK = 1.0
@@ -48,7 +48,7 @@ class Inline:
     def __init__(self, handler: Handler, resource: Resource, refused: Refused) -> None:
         self._handler, self._resource, self._refused = handler, resource, refused
         self._calls: deque[Call] = deque()
-        self._known = open_aliases()
+        self._known, self._is_away = open_aliases(), False
 
     @property
     def failure(self) -> BaseException | None:
@@ -63,7 +63,8 @@ class Inline:
         if not self._calls or timeout == 0:
             return None  # a handler is called only when its row is waited for
         call = self._calls.popleft()
-        if not is_back(call.batch.question.using):
+        self._is_away = not is_back(call.batch.question.using, 0 if self._is_away else AWAY)
+        if self._is_away:
             return call, None
         with in_test_savepoint(call.batch.question.using):
             return call, handle(call, self._handler, self._resource, self._refused, self._known)

@@ -12,8 +12,15 @@ from dcl_processor.core.engine.context import Context
 from dcl_processor.core.engine.rows import Batch, Row
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.report.counters import log
-from dcl_processor.core.report.outcomes import Failed, Handled
-from dcl_processor.core.sql.errors import is_back, is_database_error, is_passing, reconnected
+from dcl_processor.core.report.outcomes import Failed, Handled, Outcome
+from dcl_processor.core.sql.errors import (
+    CANCELLED,
+    is_back,
+    is_database_error,
+    is_passing,
+    reconnected,
+    state_of,
+)
 from dcl_processor.core.sql.steps import Wanted, Write
 
 
@@ -30,10 +37,10 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
     if isinstance(error, ImproperlyConfigured) and not batch.started:
         raise error  # every row would meet it
     if not is_back(session.using):
-        raise error from None
+        session.connection.ensure_connection()  # it says why there is no session
     _blame(run, batch)
     pks = [row.pk for row in batch.rows] or [*batch.wanted.pks]
-    if not batch.started and is_passing(error):
+    if not batch.started and is_passing(error) and state_of(error) != CANCELLED:
         message = "%s: a claim was not answered, and is tried again later: %s"
         log(logging.WARNING, message, run.processor.name, error)
         run.source.missed(pks)
@@ -63,13 +70,16 @@ def _blame(run: Context, batch: Batch) -> None:
 def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
     """Count a single row as failed, and record that in a transaction of its own."""
     row = batch.rows[0] if batch.rows else None
+    started = row is not None and row in batch.started
+    outcome: Any = Failed(error, handled=started, unstarted=not started)
+    refused: Exception | None = None
     for _, ended in [each for each in batch.ended if each[0] is row]:
         if type(ended) is Handled:
             log_refused(run.processor, row, ended.result, error)
-    started = row is not None and row in batch.started
-    outcome: Any = Failed(error, handled=started, unstarted=not started)
+        elif ended is not None and is_database_error(error):
+            outcome, refused = ended, error  # only its record was refused
     if row is not None and started and run.notes_failures:
-        outcome = _recorded(run, batch, row, outcome)
+        outcome = _recorded(run, batch, row, outcome, refused)
     run.source.end([pk])
     run.counters.count(pk, outcome)
     run.resource.reopen_later()
@@ -82,14 +92,19 @@ def log_refused(processor: Definition[Any], row: Row | None, result: Any, error:
     log(logging.WARNING, message, processor.name, pk, f"{result!r:.200}", error)
 
 
-def _recorded(run: Context, batch: Batch, row: Row, outcome: Failed) -> Any:
-    """Write what belongs to a failure, in one statement; return the outcome to report."""
+def _recorded(
+    run: Context, batch: Batch, row: Row, outcome: Outcome, refused: Exception | None
+) -> Any:
+    """Write what belongs to a failure; ``refused``: why the database refused it before."""
     try:
         claimed = run.session.claim(batch.question, Wanted([row.pk], 1))
         if row.pk not in claimed.rows:
             run.session.rollback()
             return outcome  # it was changed, or locked, meanwhile
         final, values = bookkeeping.notes(run.processor, row, outcome)
+        if refused is not None and (plain := bookkeeping.in_plain_text(run.processor, values)):
+            values = plain
+            log(logging.WARNING, bookkeeping.PLAIN, run.processor.name, str(row.pk), refused)
         run.session.commit(batch.question, [Write(values, [row.pk])] if values else [])
     except Exception as error:  # noqa: BLE001  # the row is as it was, and the run goes on
         run.session.rollback()

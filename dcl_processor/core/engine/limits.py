@@ -18,7 +18,6 @@ from dcl_processor.core.report.exceptions import TooManyPending
 from dcl_processor.core.report.report import Stopped
 from dcl_processor.core.report.values import DAY, expect, expect_seconds, expect_whole_number
 
-# The first wait is about as long as a short handler, the longest about as long as a person waits.
 # Half of each wait is random, so that workers that collided once do not collide again.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 
@@ -88,11 +87,10 @@ class Limits:
             pause = min(pause * 2, LONGEST_WAIT)
 
 
-def refuse_backlog(label: str, question: Question[Any], most: int, seen: int) -> None:
-    """Raise ``TooManyPending`` if more than ``most`` rows wait; ``seen``: in the first window."""
+def refuse_backlog(label: str, question: Question[Any], most: int) -> None:
+    """Raise ``TooManyPending`` if more than ``most`` rows wait."""
     enough = max(most, min(10 * most, MOST_COUNTED))
-    has_all = question.own_table and seen < scan.WINDOW
-    number = seen if has_all else scan.count(question, enough)
+    number = scan.count(question, enough)
     if number > most:
         got = number if number <= enough else f"more than {enough}"
         raise TooManyPending(

@@ -19,8 +19,7 @@ class Resource:
 
     ``arguments``: the handler's arguments after its row: the resource, or nothing. ``error``: why
     it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it.
-    ``run``: runs a coroutine, in the thread
-    of an event loop.
+    ``run``: runs a coroutine on an event loop.
     """
 
     def __init__(self, processor: Definition[Any], run: Callable[[Any], Any] | None = None) -> None:

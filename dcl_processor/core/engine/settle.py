@@ -1,8 +1,7 @@
 """The settlements of marked rows: each is decided once, and written when the database lets it.
 
-What a row's handler has done cannot be repeated, so an outcome that cannot be written for a while
-waits: another session has the row locked, or the server is away. It is tried again between other
-rows for as long as the row's lease lives, which is renewed until then; without a lease for 5 s.
+An outcome that cannot be written for a while, because the row is locked or the server away, is
+tried again while the row's lease lives, which is renewed; without a lease for 5 s.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def settle(run: Context, batch: Batch, row: Row, outcome: Outcome | None) -> Non
     try:
         final, values = _decided(run, batch, row, outcome)
     except Exception as error:  # noqa: BLE001  # of the user's flip
-        final, values = _refused(run, batch, row, outcome, error)
+        final, values = _refused(run, Unsettled(batch, row, outcome, {}, 0), error)
     if values:
         run.unsettled.append(Unsettled(batch, row, final, values, time.monotonic()))
     else:
@@ -107,7 +106,7 @@ def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> N
     else:
         [each] = some
         run.unsettled.remove(each)
-        outcome, values = _refused(run, each.batch, each.row, each.outcome, error)
+        outcome, values = _refused(run, each, error)
         if values:
             again = Unsettled(each.batch, each.row, outcome, values, each.since)
             run.unsettled.append(again)
@@ -115,20 +114,21 @@ def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> N
             _end(run, each.row, outcome)
 
 
-def _refused(
-    run: Context, batch: Batch, row: Row, outcome: Outcome | None, error: Exception
-) -> tuple[Outcome | None, Values]:
+def _refused(run: Context, each: Unsettled, error: Exception) -> tuple[Outcome | None, Values]:
     """Return the outcome of a row whose settlement the database refuses, and what records it."""
-    name, pk = run.processor.name, str(row.pk)
+    name, row, outcome = run.processor.name, each.row, each.outcome
     if not isinstance(outcome, Handled):
-        message = "%s: what became of row %s could not be recorded: %s"
-        log(logging.WARNING, message, name, pk, error)
-        return outcome, {}
+        plain = bookkeeping.in_plain_text(run.processor, each.values)
+        message = bookkeeping.PLAIN
+        if not plain:
+            message = "%s: what became of row %s could not be recorded: %s"
+        log(logging.WARNING, message, name, str(row.pk), error)
+        return outcome, plain
     if isinstance(error, bookkeeping.UNWRITABLE):
         given, error = error, bookkeeping.invalid_done(name, error)
         error.__cause__ = given
     log_refused(run.processor, row, outcome.result, error)
-    return _values_of_failure(run, batch, row, Failed(error, handled=True))
+    return _values_of_failure(run, each.batch, row, Failed(error, handled=True))
 
 
 def _wait(run: Context, each: Unsettled, error: Exception | None) -> None:

@@ -204,7 +204,7 @@ class Source:
         if counters.is_to_move:
             # Or rows at the head that always fail would keep the others out.
             counters.is_to_move, counters.has_moved, self._is_stale = False, True, self._spreads
-            self._waiting.rotate(-secrets.randbelow(1 + len(self._waiting)))
+            self._waiting.rotate(-secrets.randbelow(len(self._waiting) or 1))
 
     def finish(self) -> None:
         """Count the rows that others still have locked."""

@@ -1,7 +1,6 @@
 """Try the flips on one row and roll them back, before the first handler of a process is called.
 
-This shows the typing error after which every run would send every mail again. Whether a row has
-left ``pending`` is asked by each flip itself.
+This shows the mistake after which every run would send every mail again.
 """
 
 from __future__ import annotations

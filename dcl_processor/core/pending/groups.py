@@ -1,8 +1,6 @@
 """Groups: rows of one key are handled one at a time, in order if that is asked for.
 
-A key is a condition of the question: no sibling is in flight, and none comes earlier. It is checked
-under the row's lock and the key's, by a statement with a snapshot of its own, as every question
-that spans rows is. The lock of a key is an advisory lock of the claim's transaction.
+A key is a condition of the question, checked under the locks of the row and of the key.
 """
 
 from __future__ import annotations

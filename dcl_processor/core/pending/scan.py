@@ -1,13 +1,10 @@
 """Lock-free windows of primary keys.
 
-The keys that are read here are a hint. A run scans the rows by primary key, and each window starts
-after the last key of the previous one. So dead index entries are passed once, and no row comes
-twice because its sort key changes during the run.
+The keys are a hint. A run scans the rows by primary key, and each window starts after the last key
+of the one before, so that dead index entries are passed once, and no row comes twice.
 
 Workers that scan side by side would all try to claim the same rows. So a worker that finds a row
-taken reads a larger window of the rows that are pending now, and goes on from a random place in it,
-as every other worker does. From then on they rarely meet. No worker needs to know how many workers
-there are, and a single worker keeps its order.
+taken reads a larger window, and goes on from a random place in it, as every other worker does.
 """
 
 from __future__ import annotations
@@ -42,9 +39,8 @@ READ_TIMEOUT = 10.0
 class KeyScan:
     """Yields windows by primary key, up to the highest key that existed when the scan began.
 
-    ``tried``: keys that were tried in this scan and may still be pending. The caller adds them,
-    and the scan removes those that it cannot read again. ``among_others``: the caller sets it, and
-    the scan goes on from random places.
+    ``tried``: keys that may still be pending; the caller adds them, and the scan removes those that
+    it cannot read again. ``among_others``: the caller lets the scan go on from random places.
     """
 
     def __init__(self, ask: Callable[[], Question[Any]], tried: set[Any]) -> None:

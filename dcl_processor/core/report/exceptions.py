@@ -91,11 +91,7 @@ class Unsupported(ProcessorError, ImproperlyConfigured):
 
 
 class RowsFailed(ProcessorError):
-    """Some rows of a run failed, or none could be tried; raised by ``Report.raise_for_failures()``.
-
-    The report is in ``report``. The ``__cause__`` is the first row's error, or that of a resource
-    that could not be opened.
-    """
+    """Some rows of a run failed, or none could be tried; the report is in ``report``."""
 
     def __init__(self, report: Any) -> None:
         super().__init__(str(report))

@@ -4,9 +4,8 @@ PostgreSQL releases all locks of a transaction when a statement fails, also that
 handler that catches the error would go on with a row that others may take. Behind a savepoint the
 lock stays.
 
-A savepoint that is sent for every row of a batch costs several times what the batch saves. Most
-handlers that run in batches use the database little or not at all, so it is created when the
-handler sends its first statement through Django.
+One that is sent for every row of a batch costs several times what the batch saves, so it is created
+when the handler sends its first statement through Django.
 """
 
 from __future__ import annotations
