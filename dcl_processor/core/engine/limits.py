@@ -18,7 +18,6 @@ from dcl_processor.core.report.exceptions import TooManyPending
 from dcl_processor.core.report.report import Stopped
 from dcl_processor.core.report.values import DAY, expect, expect_seconds, expect_whole_number
 
-# Half of each wait is random, so that workers that collided once do not collide again.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 
 #: Handlers in flight at once. Each thread has its own connection; servers allow hundreds of them.

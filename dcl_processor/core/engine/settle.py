@@ -22,7 +22,7 @@ from dcl_processor.core.report.counters import log
 from dcl_processor.core.report.exceptions import AttemptsUsedUp
 from dcl_processor.core.report.outcomes import Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.core.report.values import Values, constants_of
-from dcl_processor.core.sql.errors import is_passing, reconnected
+from dcl_processor.core.sql.errors import is_contention, is_passing, reconnected
 from dcl_processor.core.sql.steps import Write
 
 #: Seconds for which a settlement without a lease is tried.
@@ -119,9 +119,8 @@ def _refused(run: Context, each: Unsettled, error: Exception) -> tuple[Outcome |
     name, row, outcome = run.processor.name, each.row, each.outcome
     if not isinstance(outcome, Handled):
         plain = bookkeeping.in_plain_text(run.processor, each.values)
-        message = bookkeeping.PLAIN
-        if not plain:
-            message = "%s: what became of row %s could not be recorded: %s"
+        message = "%s: what became of row %s could not be recorded: %s"
+        message = bookkeeping.PLAIN if plain else message
         log(logging.WARNING, message, name, str(row.pk), error)
         return outcome, plain
     if isinstance(error, bookkeeping.UNWRITABLE):
@@ -135,9 +134,12 @@ def _wait(run: Context, each: Unsettled, error: Exception | None) -> None:
     """Let an outcome be tried again, or give it up."""
     now = time.monotonic()
     each.error = error or each.error
-    lives = now < each.since + PATIENCE
+    lease = run.processor.lease
+    lives = now < each.since + max(PATIENCE, lease.seconds if lease is not None else 0)
     if run.heartbeat is not None:
-        lives = run.heartbeat.is_ours(each.row.pk)
+        # The heartbeat may still have a session when this one is gone for good.
+        is_locked = error is None or is_contention(error)
+        lives = (lives or is_locked) and run.heartbeat.is_ours(each.row.pk)
     if lives:
         each.again_at, each.pause = now + each.pause, min(2 * each.pause, LONGEST_PAUSE)
         return

@@ -205,7 +205,6 @@ class Messages(Session):
         self._listen()
 
     def leaves(self, question: Question[Any], pk: Any, writes: Sequence[Values]) -> bool:
-        """Do so by one message."""
         row = question.table.filter(pk=pk)
         try:
             updates = [Statement(*update_sql(row, values)) for values in writes]
