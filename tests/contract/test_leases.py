@@ -612,6 +612,6 @@ if connection.features.has_select_for_no_key_update:
         with monkeypatch.context() as patch:
             patch.setattr(Errand, "__init__", make)
             report = marking(the.ignore)()
-        assert_run(report, processed=1, failed=1, to_retry=1)
+        assert_run(report, processed=1, failed=1)
         assert the.state(rows[0])["done"]
-        assert_put_back_with_what_shows_the_death(bad, attempts=1)
+        assert_put_back_with_what_shows_the_death(bad)
