@@ -55,10 +55,11 @@ def fixed_flip(processor: Definition[Any]) -> Values | None:
 def flips(handled: Sequence[Row]) -> list[Write]:
     """Return what to write to the handled rows; rows with the same values are one write."""
     found: dict[Any, tuple[Values, list[Any]]] = {}
-    known: dict[int, Any] = {}
+    last: Values | None = None
+    key: Any = None
     for row in handled:
-        key = known.setdefault(id(row.flip), None) or likeness(row.flip)
-        known[id(row.flip)] = key
+        if row.flip is not last:  # a fixed flip is one object
+            last, key = row.flip, likeness(row.flip)
         found.setdefault(key, (row.flip, []))[1].append(row.pk)
     return [Write(values, pks, asks=True) for values, pks in found.values()]
 

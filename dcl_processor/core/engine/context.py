@@ -100,7 +100,6 @@ class Context:
         return question is not None and question.model in known.verified - known.proven
 
     def prove(self) -> None:
-        """Note that a flip was written."""
         if self.source.question is not None:
             self.processor._identity.proven.add(self.source.question.model)
 

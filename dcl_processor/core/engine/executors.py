@@ -52,7 +52,6 @@ class Inline:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the resource could not be opened."""
         return self._resource.error
 
     def submit(self, call: Call) -> None:

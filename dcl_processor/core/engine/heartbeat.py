@@ -45,11 +45,6 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @staticmethod
-    def now() -> float:
-        """Return the time by which leases live, as a claim begins."""
-        return time.monotonic()
-
     def hold(self, question: Question[Any], tokens: dict[Any, Any], since: float) -> None:
         """Begin to renew the leases of these rows, whose claim has been committed.
 

@@ -10,6 +10,7 @@ from dcl_processor.core.engine.context import Context, read_attempts
 from dcl_processor.core.engine.rows import Batch, Row
 from dcl_processor.core.engine.settle import FIRST_PAUSE, next_try, settle, write_settled
 from dcl_processor.core.engine.verify import is_verified, verify
+from dcl_processor.core.pending import steady as time
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, as_exception
 from dcl_processor.core.sql.steps import Wanted
@@ -22,7 +23,7 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
     """Lock the rows, check them again, mark those that are still pending, and commit."""
     question = batch.question
     mark = run.marks.make(question.model)
-    since = run.heartbeat.now() if run.heartbeat is not None else 0.0
+    since = time.monotonic()
     if not (is_verified(run.processor, question.model) or _verified(run, batch)):
         return
     if run.is_careful:

@@ -65,10 +65,9 @@ class Notes:
         self._at_work = [str(pk) for pk in pks]
         self.suspects.difference_update(self._at_work)
         text = json.dumps([*self._at_work, *self.suspects]).encode()
-        self._file.seek(0)
-        self._file.write(text.ljust(WIDTH))
+        os.pwrite(self._file.fileno(), text.ljust(WIDTH), 0)
         if len(text) > WIDTH or self.suspects:
-            self._file.truncate()
+            self._file.truncate(max(len(text), WIDTH))
 
     def close(self) -> None:
         """Remove the file: the run has ended; unless it has not come to its suspects."""

@@ -125,8 +125,8 @@ class Run(Context):
             raise Unsupported(validation.no_concurrency(name, self.concurrency))
         if connection.in_atomic_block and several and not self.processor._is_async:
             raise Unsupported(
-                f"{name}: expected concurrency=1 inside TestCase, whose rows other threads do not "
-                f"see, got {self.concurrency}; use TransactionTestCase."
+                f"{name}: expected concurrency=1 with a plain handler inside a TestCase, whose "
+                f"rows no other thread sees, got {self.concurrency}; use TransactionTestCase."
             )
         patched = sys.modules.get("gevent.monkey")
         if self.processor._is_async and patched and patched.is_module_patched("threading"):

@@ -217,6 +217,8 @@ class Messages(Session):
             if self.connection.connection.pgconn.transaction_status == _IN_ERROR:
                 self.send([UNDO, FORGET])
             raise
+        if any(written > 1 for written in answers[1:-3]):
+            raise several_written(self.label, [pk])
         return not answers[-3]
 
     def commit(self, question: Question[Any], writes: Sequence[Write]) -> None:

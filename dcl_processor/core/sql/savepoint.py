@@ -54,7 +54,6 @@ class RowSavepoint:
         return execute(*statement)
 
     def end(self) -> None:
-        """Watch no more."""
         if self in self._connection.execute_wrappers:
             self._connection.execute_wrappers.remove(self)
 

@@ -164,7 +164,8 @@ class Session:
         """Write to a row, return whether it has left ``pending``, and roll back to before."""
         with transaction.atomic(using=self.using):
             for values in writes:
-                question.table.filter(pk=pk).update(**values)
+                if question.table.filter(pk=pk).update(**values) > 1:
+                    raise several_written(self.label, [pk])
             left = not question.still_pending([pk]).exists()
             transaction.set_rollback(True, using=self.using)
         return left

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcl_processor.core.report.exceptions import ProcessorError, StillPending
+from dcl_processor.core.report.exceptions import ProcessorError, StillPending, Unsupported
 from dcl_processor.core.report.values import Values
 
 
@@ -63,11 +63,11 @@ def not_written(label: str, pks: Sequence[Any]) -> ProcessorError:
     )
 
 
-def several_written(label: str, pks: Sequence[Any]) -> ProcessorError:
+def several_written(label: str, pks: Sequence[Any]) -> Unsupported:
     """Return the error for a key that several rows have."""
-    return ProcessorError(
-        f"{label}: expected the update by primary key to write {len(pks)} rows, got more; make the "
-        "column that the model declares as primary key unique in the table."
+    return Unsupported(
+        f"{label}: expected one row for each key, got an update of row {pks[0]} that wrote to "
+        "more; make the column of the model's primary key unique in the table."
     )
 
 
