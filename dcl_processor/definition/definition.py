@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -111,19 +111,16 @@ class Definition(Generic[M]):
         """
         raise NotImplementedError
 
-    def process_batch(
-        self, rows: Sequence[M], /, *arguments: Any, **_: Any
-    ) -> Results | Awaitable[Results]:
+    def process_batch(self, rows: Sequence[M], /, *arguments: Any, **_: Any) -> Results:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
-        Returns ``None``, or the results in the order of the rows. It may be ``async def`` where
-        ``process()`` may be. An exception among the results, such as ``Snooze`` or ``Discard``, is
-        the outcome of its row, and what was written stays.
+        Returns ``None``, or the results in the order of the rows. An exception among the results,
+        such as ``Snooze`` or ``Discard``, is the outcome of its row, and what was written stays. It
+        is a plain function, and is refused with ``AT_MOST_ONCE``.
 
         If the method raises, it is called again for each row alone, so that only the row that
         causes the error fails: Spring Batch's scan. With ``TRANSACTIONAL`` nothing of the first
-        call is kept. With ``AT_MOST_ONCE`` it is not called again: the error is the outcome of all
-        rows of the call.
+        call is kept.
         """
         raise NotImplementedError
 
@@ -189,8 +186,7 @@ class Definition(Generic[M]):
     @property
     def _is_async(self) -> bool:
         """Whether the handler is to be awaited."""
-        handler = self.process_batch if self._handles_batches else self.process
-        return inspect.iscoroutinefunction(handler)
+        return not self._handles_batches and inspect.iscoroutinefunction(self.process)
 
     @property
     def _time_limit(self) -> float | None:

@@ -88,6 +88,11 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
         )
     if not inspect.iscoroutinefunction(handler):
         return
+    if processor._handles_batches:
+        raise Unsupported(
+            f"{processor._label}: expected a plain function, got 'async def {called}'; write "
+            "'def', or an async process() with concurrency=…."
+        )
     if rules_of(processor).in_transaction:
         raise Unsupported(
             f"{processor._label}: expected a plain function, got 'async def {called}': a row's "

@@ -20,7 +20,7 @@ from dcl_processor.values import (
 )
 
 from . import functions
-from .kinds import RULES, Lease, rules_of
+from .kinds import RULES, Delivery, Lease, rules_of
 from .model_columns import FLIPS
 from .retry import Retry
 
@@ -156,6 +156,12 @@ def _check_retry(processor: Definition[Any], retry: Retry) -> None:
 
 def _check_delivery(processor: Definition[Any]) -> None:
     """Refuse options that the delivery does not use, and require those that it needs."""
+    if processor._handles_batches and processor.delivery == Delivery.AT_MOST_ONCE:
+        raise Unsupported(
+            f"{processor._label}: expected process() with AT_MOST_ONCE, got process_batch(), whose "
+            "error would leave all its rows in doubt; write process(), or a processor over the "
+            "parent whose handler flips the children."
+        )
     rules, delivery = rules_of(processor), str(processor.delivery).upper()
     of_some = {option for each in RULES.values() for option in each.options}
     for option in sorted(of_some - rules.options):

@@ -124,13 +124,12 @@ class Lane:
         """Return how many rows the next batch of asynchronous handlers may have."""
         loop, size = self._loop, self._size
         assert loop is not None
-        is_together = self.processor._handles_batches
         # The others may be at work for hours, and a free place is to be used.
-        enough = 1 if is_together or self._is_idle else int(loop.concurrency * WORTH_CLAIMING) or 1
+        enough = 1 if self._is_idle else int(loop.concurrency * WORTH_CLAIMING) or 1
         waiting = [batch for batch in self._open if batch.calls is not None and batch.calls.wait]
         if loop.free < enough or waiting:
             return 0
-        return size if is_together else max(size, loop.free)
+        return max(size, loop.free)
 
     def _let_end(self) -> None:
         """Let asynchronous handlers end, and rows be settled, after an error that is no interrupt.

@@ -141,20 +141,19 @@ def put_back(batch: Batch, rows: Iterable[Held]) -> None:
 class BatchCalls:
     """Makes the calls for a batch as there is room for them, and settles the rows that ended.
 
-    A handler gets one row, or with ``process_batch()`` all rows that may start. A plain
-    ``process_batch()`` is called at once, in the thread of its lane.
+    An asynchronous handler gets one row. ``process_batch()`` gets all rows that may start, and is
+    called at once, in the thread of its lane.
     """
 
     def __init__(self, lane: Lane, batch: Batch) -> None:
         self._lane, self._batch = lane, batch
         self._loop = lane.run.event_loop
         self._together = lane.processor._handles_batches
-        # Race: two of one key. The rows of a call that raised are called one by one.
-        self._one_by_one = bool(self._together and batch.wanted.keys)
         self._stack = ExitStack()
         #: What handlers on the event loop share with those of other batches.
         self._resource: OpenResource | None = None
-        self._borrow()
+        if self._loop is not None:
+            self._resource = self._stack.enter_context(lane.resource.borrowed())
         calls = [batch.rows] if self._together and batch.rows else [[each] for each in batch.rows]
         #: The rows of each call that is still to be made.
         self._calls = deque(calls)
@@ -163,14 +162,10 @@ class BatchCalls:
         #: What a call in this thread came to, until it is recorded.
         self._ended_here: dict[Any, Together] = {}
 
-    def _borrow(self) -> None:
-        if self._loop is not None:
-            self._resource = self._stack.enter_context(self._lane.resource.borrowed())
-
     @property
     def wait(self) -> bool:
         """Whether rows wait for a free place."""
-        return bool(self._calls) and not (self._one_by_one and self._under_way)
+        return bool(self._calls)
 
     def go_on(self) -> bool:
         """Settle the rows whose handlers have ended, and start others; return whether all ended."""
@@ -202,16 +197,15 @@ class BatchCalls:
             lane.in_flight.note([*under_way, *[held.pk for held in rows]])
         self._batch.started += rows
         self._under_way[first.pk] = rows
-        given = {held.pk: held.row for held in rows} if self._together else first.row
         if loop is None:
-            self._call_here(first.pk, given)
+            self._call_here(first.pk, {held.pk: held.row for held in rows})
             return
         loop.start(
             processor,
             first.pk,
-            given,
+            first.row,
             (self._resource or lane.resource).arguments,
-            attempt=first.attempt if lane.counts_attempts and not self._together else None,
+            attempt=first.attempt if lane.counts_attempts else None,
         )
 
     def _call_here(self, pk: Any, given: Mapping[Any, Any]) -> None:
@@ -246,7 +240,9 @@ class BatchCalls:
         again: list[Held] = []
         for pk, each in ended.items():
             rows = self._under_way[pk]
-            if self._together and self._is_to_be_redone(rows, each):
+            # Race: poison row. It is unknown which row caused the error of a call, and which were
+            # handled before it. Each is called alone, so that one fails and the others are done.
+            if len(rows) > 1 and not isinstance(each, dict):
                 self._tell_of_redone(rows, each)
                 again += rows
                 continue
@@ -262,21 +258,9 @@ class BatchCalls:
         self._lane.resource.reopen_later(self._resource)
         # The open resource may have caused the failure.
         if self._lane.resource.ready():
-            self._borrow()
             self._calls.extend([held] for held in again)
         else:
             put_back(self._batch, again)
-
-    def _is_to_be_redone(self, rows: Sequence[Held], ended: Together) -> bool:
-        """Return whether each row is to be handled alone.
-
-        If the call raised, it is unknown which of its rows caused the error, and which of them were
-        handled before it.
-        """
-        # Race: poison row. Each row is called alone, so that one fails and the others are done.
-        # Only a delivery that may repeat work allows that.
-        assert self._batch.mark is not None
-        return self._batch.mark.is_lease and len(rows) > 1 and not isinstance(ended, dict)
 
     def _tell_of_redone(self, rows: Sequence[Held], ended: Any) -> None:
         """Log the error of a call: it is in no report if the run stops before rows are alone."""

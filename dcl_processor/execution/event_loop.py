@@ -27,14 +27,7 @@ from django.utils import timezone, translation
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.exceptions import HandlerTimeout, Unsupported
-from dcl_processor.execution.handler import (
-    Failed,
-    Together,
-    as_exception,
-    judge,
-    returned,
-    understood,
-)
+from dcl_processor.execution.handler import Failed, Outcome, as_exception, judge, returned
 from dcl_processor.interrupts import ends_the_run, wait_for_next
 from dcl_processor.log_fields import running as running_now
 from dcl_processor.outcomes import returned_error
@@ -48,7 +41,7 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 T = TypeVar("T")
-Ended = Together | BaseException
+Ended = Outcome | BaseException
 
 #: Seconds that handlers have to end in after they were cancelled.
 CANCEL_WITHIN = 10.0
@@ -74,11 +67,10 @@ class EventLoop:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._ready = threading.Event()
         self._closing = threading.Event()
-        # The keys of the rows that handlers were given, by the first of them, until forget() is
-        # called.
-        self._given: dict[Any, list[Any]] = {}
-        # Race: work without flip. The outcomes of those that ended, by the same keys, written by
-        # the loop's thread where the run's thread finds them: an interrupt of the run loses what
+        # The keys of the rows that handlers were given, until forget() is called.
+        self._given: set[Any] = set()
+        # Race: work without flip. The outcomes of those that ended, by their keys, written by the
+        # loop's thread where the run's thread finds them: an interrupt of the run loses what
         # it has just taken out of a queue. The queue only wakes it.
         self._outcomes: dict[Any, Ended] = {}
         self._ended: SimpleQueue[None] = SimpleQueue()
@@ -114,26 +106,23 @@ class EventLoop:
     @property
     def rows_under_way(self) -> list[Any]:
         """The keys of all rows that are being handled now."""
-        under_way = [keys for pk, keys in self._given.items() if pk not in self._outcomes]
-        return [pk for keys in under_way for pk in keys]
+        return [pk for pk in self._given if pk not in self._outcomes]
 
     def start(
         self,
         processor: Definition[Any],
         pk: Any,
-        given: Any,
+        row: Any,
         arguments: tuple[Any, ...],
         *,
         attempt: int | None = None,
     ) -> None:
         """Start a handler; there must be room for it.
 
-        ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
-        this is the first one's.
         ``attempt``: its number, if one is counted.
         """
-        self._given[pk] = [*given] if processor._handles_batches else [pk]
-        call = partial(self._outcome, processor, pk, given, arguments, attempt=attempt)
+        self._given.add(pk)
+        call = partial(self._outcome, processor, pk, row, arguments, attempt=attempt)
         self._begin(self._execute(pk, call)).add_done_callback(partial(self._over, pk))
 
     def _over(self, pk: Any, task: Future[None]) -> None:
@@ -158,7 +147,7 @@ class EventLoop:
                 wait_for_next(self._ended, left)
         return bool(self._outcomes)
 
-    def ended(self, pks: Iterable[Any]) -> dict[Any, Together]:
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
         """Return the outcomes of those handlers that have ended, until they are forgotten.
 
         When no outcome is left, raises an error that is no row's failure, and so ends the run.
@@ -173,7 +162,7 @@ class EventLoop:
     def forget(self, pks: Iterable[Any]) -> None:
         """Forget these outcomes, which the caller has recorded."""
         for pk in pks:
-            self._given.pop(pk, None)
+            self._given.discard(pk)
             self._outcomes.pop(pk, None)
 
     def is_held_up(self, call: Call) -> bool:
@@ -205,15 +194,13 @@ class EventLoop:
         if self._is_running:
             self.call(self._cancel([*self._given], waits=False))
 
-    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together]:
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = [*pks]
         if self._is_running:
             self.call(self._cancel(pks, waits=True))
         outcomes = {pk: self._outcomes[pk] for pk in pks if pk in self._outcomes}
-        for pk in pks:
-            self._given.pop(pk, None)
-            self._outcomes.pop(pk, None)
+        self.forget(pks)
         return {pk: each for pk, each in outcomes.items() if not isinstance(each, BaseException)}
 
     @property
@@ -265,31 +252,20 @@ class EventLoop:
         self,
         processor: Definition[Any],
         pk: Any,
-        given: Any,
+        row: Any,
         arguments: tuple[Any, ...],
         *,
         attempt: int | None,
     ) -> Ended | None:
         """Call the handler; return what it came to, or ``None`` if it was interrupted."""
-        together = processor._handles_batches
-        call: Call | None = None
+        call = Call(self._label, [pk], self, attempt)
         try:
-            if together:
-                call = self._noted([*given])
-                handler, rows = processor.process_batch, [*given.values()]
-                results = await self._handle(processor, call, handler, rows, *arguments)
-                return understood(processor, given, results, call.duration)
-            call = self._noted([pk], attempt)
-            result = await self._handle(processor, call, processor.process, given, *arguments)
+            result = await self._handle(processor, call, processor.process, row, *arguments)
             return returned(result, call.duration)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return None  # interrupted: neither done nor failed
-            duration = None if call is None else call.duration
-            return error if ends_the_run(error) else judge(error, duration=duration)
-
-    def _noted(self, keys: Sequence[Any], attempt: int | None = None) -> Call:
-        return Call(self._label, keys, self, attempt)
+            return error if ends_the_run(error) else judge(error, duration=call.duration)
 
     async def _handle(
         self, processor: Definition[Any], call: Call, handler: Callable[..., Any], *given: Any

@@ -180,28 +180,19 @@ def attempt_together(
         if ends_the_run(error):
             raise
         return judge(error, duration=call.duration)
-    return understood(processor, rows, results, call.duration)
-
-
-def understood(
-    processor: Definition[Any], rows: Iterable[Any], results: Any, duration: float | None
-) -> Together:
-    """Return the outcomes of rows from what ``process_batch()`` returned, in ``duration`` seconds.
-
-    If that cannot be understood, the work may be done all the same, for any of the rows.
-    """
     if (raised := returned_error(results)) is not None:
-        return judge(raised, duration=duration)
+        return judge(raised, duration=call.duration)
     try:
-        return outcomes_of(processor, rows, results, duration)
+        return outcomes_of(processor, rows, results, call.duration)
     except BaseException as error:
         if ends_the_run(error):
             raise
-        return Failed(as_exception(error), handled=True, duration=duration)
+        # The work may be done all the same, for any of the rows.
+        return Failed(as_exception(error), handled=True, duration=call.duration)
 
 
 def outcomes_of(
-    processor: Definition[Any], rows: Iterable[Any], results: Any, duration: float | None = None
+    processor: Definition[Any], rows: Iterable[Any], results: Any, duration: float | None
 ) -> dict[Any, Outcome]:
     """Return the outcome of each row, by key, from what ``process_batch()`` returned.
 

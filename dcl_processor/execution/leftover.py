@@ -23,7 +23,7 @@ from dcl_processor.database.driver import asked_in_transaction, in_transaction, 
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
-from .handler import Failed, Handled, Outcome, Together
+from .handler import Failed, Handled, Outcome
 
 # Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
@@ -72,7 +72,11 @@ class Leftover:
 
     def judge(self, outcome: Any) -> Any:
         """End the transaction that was left open; return the outcome of the call, of its kind."""
-        return without_work(outcome) if self.end() else outcome
+        if not self.end():
+            return outcome
+        if isinstance(outcome, dict):
+            return {pk: without_work(each) for pk, each in outcome.items()}
+        return without_work(outcome)
 
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
@@ -205,14 +209,8 @@ def close_lost(but: str | None = None) -> None:
             each.close()
 
 
-def without_work(outcome: Together, *, shared: bool = False) -> Together:
+def without_work(outcome: Outcome, *, shared: bool = False) -> Outcome:
     """Return the outcome of a call whose work was rolled back; ``shared``: with that of others."""
-    if isinstance(outcome, dict):
-        return {pk: _without_work(each, shared) for pk, each in outcome.items()}
-    return _without_work(outcome, shared)
-
-
-def _without_work(outcome: Outcome, shared: bool) -> Outcome:
     if not isinstance(outcome, Handled):
         return outcome
     error = TransactionLeftOpen(shared=shared)

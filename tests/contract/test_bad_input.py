@@ -158,7 +158,15 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     *(({"handler_timeout": each}, "handler_timeout to be a number of s") for each in (0.01, "5")),
     *(({"max_workers": each}, "max_workers to be a whole number of workers") for each in (0, 1.5)),
     ({"pending_since": 3}, "expected pending_since to be the name of a column"),
-    ({"process_batch": never_async}, "expected a plain function, got 'async def never_async'"),
+    *(
+        (
+            {"process_batch": never_async, **kind},
+            "got 'async def never_async'; write 'def', or an async process",
+        )
+        for kind in ({}, LEASING)
+    ),
+    ({"process_batch": len, "delivery": MOST}, r"process\(\) with AT_MOST_ONCE, got process_batch"),
+    ({"process_batch": len, **CLAIMING}, r"process\(\) with AT_MOST_ONCE, got process_batch"),
     ({"in_order": True}, "expected in_order together with group_by"),
     ({"max_per_group": 2}, "expected max_per_group together with group_by"),
     ({"group_by": "place", "in_order": True, "max_per_group": 2}, "max_per_group=1 or None with"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
-from itertools import count
+from itertools import count, product
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -435,8 +435,13 @@ if HAS_ROW_LOCKS:
         assert calls == [0, 1, 2, 3]
         assert Errand.objects.filter(done=True).count() == 4
 
-    @the.each_delivery
-    @pytest.mark.parametrize("beside", ["one call", "threads", "an event loop"])
+    @pytest.mark.parametrize(
+        ("make", "beside"),
+        [
+            (the.at_least_once, "one call"),
+            *product((the.at_most_once, the.at_least_once), ("threads", "an event loop")),
+        ],
+    )
     def test_i21_a_row_that_is_locked_keeps_none_beside_it_waiting(
         make: the.Make, beside: str
     ) -> None:

@@ -376,10 +376,6 @@ def return_them(rows: list[Errand]) -> Any:
     return [RETURNED[row.place] for row in rows]
 
 
-async def return_them_later(rows: list[Errand]) -> Any:
-    return return_them(rows)
-
-
 @pytest.mark.parametrize(
     ("handler", "options", "concurrency"),
     [
@@ -387,8 +383,7 @@ async def return_them_later(rows: list[Errand]) -> Any:
         (return_it, {"batch_size": 10}, 1),
         *((return_it, kind, concurrency) for kind in (LEASE, CLAIM) for concurrency in (1, 2)),
         *((return_it_later, kind, 2) for kind in (LEASE, CLAIM)),
-        *((the.ignore, {**kind, "process_batch": return_them}, 1) for kind in ({}, LEASE, CLAIM)),
-        *((the.ignore, {**kind, "process_batch": return_them_later}, 1) for kind in (LEASE, CLAIM)),
+        *((the.ignore, {**kind, "process_batch": return_them}, 1) for kind in ({}, LEASE)),
     ],
 )
 def test_an_exception_that_is_returned_is_the_outcome(

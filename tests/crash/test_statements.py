@@ -202,9 +202,7 @@ def test_i9_transactional_a_kill_is_no_attempt_and_a_failure_is_one(
 # --- AT_MOST_ONCE
 
 
-@pytest.mark.parametrize(
-    "name", ["at_most_once", "at_most_once_batch", "at_most_once_process_batch"]
-)
+@pytest.mark.parametrize("name", ["at_most_once", "at_most_once_batch"])
 def test_i9_at_most_once_without_claim_what_was_flipped_is_never_handled_again(
     nursery: None, audit: str, name: str
 ) -> None:
@@ -229,11 +227,7 @@ def check_doubt(processor: BatchProcessor[Any], left: Left) -> set[int]:
     return doubtful
 
 
-CLAIMING = [
-    *("claim", "claim_spanning", "claim_batch", "claim_process_batch"),
-    "claim_locking",
-    f"claim{HANDED_OUT}",
-]
+CLAIMING = [*("claim", "claim_spanning", "claim_batch"), "claim_locking", f"claim{HANDED_OUT}"]
 
 
 @pytest.mark.parametrize("name", [*CLAIMING, *in_keys("claim")])

@@ -90,8 +90,7 @@ TRANSACTIONAL = [
 OUTSIDE = [
     *("at_most_once", "at_most_once_batch", "claim", "claim_spanning", "claim_batch"),
     *("lease", "lease_spanning", "lease_batch"),
-    *("at_most_once_process_batch", "claim_process_batch", "lease_process_batch"),
-    "lease_saving",
+    *("lease_process_batch", "lease_saving"),
     *("claim_in_order", "lease_in_order", "lease_marked_by_key"),
 ]
 

@@ -101,6 +101,9 @@ WHY_NOT: dict[str, Callable[[Cell], bool]] = {
     "its handlers work in the transaction that has the lock": lambda cell: (
         cell.in_transaction and cell.way in ("async", "threads", "reservation")
     ),
+    "an error of one call would leave all its rows in doubt": lambda cell: (
+        cell.delivery == MOST and cell.way == "bulk"
+    ),
     "a heartbeat renews the leases of a run's handlers": lambda cell: (
         cell.stage == "renewal" and (cell.delivery != LEAST or cell.way == "reservation")
     ),

@@ -126,20 +126,6 @@ class SendTogether(BatchProcessor[Parcel]):
         return {"note": str(error)}
 
 
-class SendTogetherLater(BatchProcessor[Parcel]):
-    """Answers on an event loop."""
-
-    delivery = Delivery.AT_LEAST_ONCE
-    lease = Lease(60)
-    done = {"sent": True}
-
-    def pending(self) -> QuerySet[Parcel]:
-        return Parcel.objects.filter(sent=False)
-
-    async def process_batch(self, rows: Sequence[Parcel], /) -> list[str | Exception]:
-        return [str(row.pk) for row in rows]
-
-
 class SendOnALine(BatchProcessor[Parcel]):
     done = {"sent": True}
 
