@@ -213,7 +213,7 @@ def test_i11_the_flip_writes_its_columns_by_primary_key_and_nothing_else() -> No
         run()
     [*_, flip] = [query["sql"] for query in queries if "UPDATE" in query["sql"]]
     # One that waits for the COMMIT is in a statement that checks how many rows it writes.
-    flip = re.sub(r"^WITH \w+ AS \((.*) RETURNING 1\) SELECT .*$", r"\1", flip)
+    flip = re.sub(r"^WITH \w+(?: \(\w+\))? AS \((.*?) RETURNING .*\) SELECT .*$", r"\1", flip)
     quote = connection.ops.quote_name
     settings, _, where = flip.partition(" WHERE ")
     assert settings.count("=") == 1
@@ -222,7 +222,7 @@ def test_i11_the_flip_writes_its_columns_by_primary_key_and_nothing_else() -> No
     where = re.sub(r"= \(([^()]+)\)", r"= \1", where)
     by_key = f"{quote('tests_parcel')}.{quote('id')} = {row.pk}"
     if connection.vendor == "postgresql":
-        by_key = rf"\({re.escape(by_key)} AND pg_current_xact_id\(\) = '\d+'\)"
+        by_key = rf"\(?{re.escape(by_key)} AND pg_current_xact_id\(\) = '\d+'\)?"
         assert re.fullmatch(by_key, where)
     else:
         assert where == by_key

@@ -86,7 +86,7 @@ def run(make: Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]
     with CaptureQueriesContext(connection) as context:
         report = processor(concurrency=number)
     sent = [each["sql"] for each in context.captured_queries]
-    flips = [each for each in sent if each.startswith("UPDATE") and "together" in each]
+    flips = [each for each in sent if "UPDATE" in each and "together" in each]
     return report, flips
 
 

@@ -57,5 +57,5 @@ def savepoints(seen: list[str]) -> list[str]:
 def flips(seen: list[str]) -> list[str]:
     """Return those of the statements that write a flip, the rehearsal's excepted."""
     # A flip that waits for the COMMIT is in a statement that checks what it writes.
-    written = [sql for sql in seen if re.match(r"(WITH \w+ AS \()?UPDATE .* SET ", sql)]
+    written = [sql for sql in seen if re.match(r"(WITH \w+( \(\w+\))? AS \()?UPDATE .* SET ", sql)]
     return [sql for sql in written if "sent" in sql.partition("WHERE")[0]][1:]

@@ -17,7 +17,9 @@ SENDS_SEVERAL = hasattr(getattr(connection, "Database", None), "ClientCursor")
 
 def updates(sql: str) -> bool:
     """Return whether a statement updates rows, and does nothing else with them."""
-    return sql.startswith(("UPDATE", "WITH dcl_free", "SET STATEMENT innodb_lock_wait"))
+    return sql.startswith(
+        ("UPDATE", "WITH dcl_free", "WITH dcl_mine", "SET STATEMENT innodb_lock_wait")
+    )
 
 
 def each_alone(cursor: Any, statements: Sequence[Any]) -> list[Any]:
