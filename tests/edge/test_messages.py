@@ -20,7 +20,7 @@ from tests.test_counts import CLAIM, SPANNING, outside, transactional
 deliver = transactional(name="counted.deliver")
 spanning = transactional(name="counted.spanning", pending=SPANNING)
 fetch = outside(name="counted.fetch", delivery=Delivery.AT_MOST_ONCE, **CLAIM)
-bring = outside(name="counted.bring", delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60))
+bring = transactional(name="counted.bring", delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60))
 """
 
 
@@ -30,7 +30,7 @@ bring = outside(name="counted.bring", delivery=Delivery.AT_LEAST_ONCE, lease=Lea
         ("deliver", parcels, Cost(2, 2, 1)),
         ("spanning", parcels, Cost(3, 2, 1)),
         ("fetch", errands, Cost(2, 2, 2)),
-        ("bring", errands, Cost(2, 2, 2)),
+        ("bring", parcels, Cost(2, 2, 2)),
     ],
 )
 def test_what_a_row_costs_the_command(
