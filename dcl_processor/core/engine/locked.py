@@ -45,6 +45,7 @@ def handle_locked(run: Context, batch: Batch) -> None:
             batch.ended.append((row, row.refused or _handle(run, batch, row, savepoint)))
     finally:
         savepoint.end()
+        run.note([])  # the next row's note takes the place of the one before
 
 
 def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Outcome:
@@ -63,8 +64,6 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
         if isinstance(outcome, Failed):
             raise outcome.error from None  # what the handler has raised comes first
         raise
-    finally:
-        run.note([])
     if isinstance(outcome, Failed):
         run.resource.reopen_later()
     return outcome
