@@ -12,6 +12,7 @@ from dcl_processor.core.engine.context import Context
 from dcl_processor.core.engine.rows import Batch, Row
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.report.counters import log
+from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.core.sql.errors import (
     CANCELLED,
@@ -106,8 +107,10 @@ def _recorded(
             values = plain
             log(logging.WARNING, bookkeeping.PLAIN, run.processor.name, str(row.pk), refused)
         run.session.commit(batch.question, [Write(values, [row.pk])] if values else [])
-    except Exception as error:  # noqa: BLE001  # the row is as it was, and the run goes on
+    except Exception as error:  # the row is as it was, and the run goes on
         run.session.rollback()
+        if ends_the_run(error):
+            raise
         message = "%s: the failure of row %s could not be recorded: %s"
         log(logging.WARNING, message, run.processor.name, str(row.pk), error)
         reconnected(run.session.using)

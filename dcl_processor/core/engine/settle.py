@@ -20,6 +20,7 @@ from dcl_processor.core.pending import steady as time
 from dcl_processor.core.pending.question import fenced_by, these
 from dcl_processor.core.report.counters import log
 from dcl_processor.core.report.exceptions import AttemptsUsedUp
+from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.core.report.values import Values, constants_of
 from dcl_processor.core.sql.errors import is_contention, is_passing, reconnected
@@ -95,6 +96,8 @@ def _write(run: Context, some: Sequence[Unsettled]) -> None:
 
 
 def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> None:
+    if ends_the_run(error):
+        raise error
     if is_passing(error):
         reconnected(run.session.using)
         for each in some:
@@ -116,6 +119,8 @@ def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> N
 
 def _refused(run: Context, each: Unsettled, error: Exception) -> tuple[Outcome | None, Values]:
     """Return the outcome of a row whose settlement the database refuses, and what records it."""
+    if ends_the_run(error):
+        raise error
     name, row, outcome = run.processor.name, each.row, each.outcome
     if not isinstance(outcome, Handled):
         plain = bookkeeping.in_plain_text(run.processor, each.values)
@@ -172,11 +177,8 @@ def _look_up(run: Context, missed: Sequence[Unsettled]) -> None:
                 _finish(run, each, final)  # the answer was lost
             else:
                 _finish(run, each, _lost(run, each))
-    except Exception as error:  # noqa: BLE001  # of the session: it is looked up again
-        reconnected(run.session.using)
-        for each in missed:
-            if each in run.unsettled:
-                _wait(run, each, error)
+    except Exception as error:  # noqa: BLE001  # as that of the write
+        _not_written(run, [each for each in missed if each in run.unsettled], error)
 
 
 def _lost(run: Context, each: Unsettled) -> Outcome | None:
