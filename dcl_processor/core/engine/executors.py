@@ -161,11 +161,7 @@ class Threads:
 def next_of(
     results: SimpleQueue[tuple[Call, Any]], timeout: float | None, lives: Callable[[], bool]
 ) -> tuple[Call, Any] | None:
-    """Return the next result, or ``None`` if there is none in so many seconds.
-
-    It looks for a signal now and then, which no wait would notice, and whether a thread is left
-    that gives a result.
-    """
+    """Return the next result, or ``None`` if there is none in so many seconds."""
     while True:
         try:
             return results.get(timeout=LOOK if timeout is None else timeout)

@@ -84,8 +84,7 @@ def settle_next(run: Context, timeout: float | None = None) -> None:
     ``timeout``: seconds after which free places are filled although there are few.
     """
     wait = next_try(run)
-    if wait is not None and wait <= FIRST_PAUSE:
-        # The row's own heartbeat may have had it locked, which takes no longer than this.
+    if wait is not None and wait <= FIRST_PAUSE:  # the row's own heartbeat may have it locked
         run.limits.pause(wait)
         write_settled(run)
         wait = next_try(run)

@@ -84,7 +84,11 @@ def _write(run: Context, some: Sequence[Unsettled]) -> None:
     write = Write(first.values, pks, first.asks, _expected(run, first.row))
     try:
         written = {*run.session.settle(question, write)}
-    except Exception as error:  # noqa: BLE001  # what it means is decided below
+    except BaseException as error:
+        for each in some:
+            each.was_sent = True
+        if not isinstance(error, Exception):
+            raise
         _not_written(run, some, error)
         return
     for each in some:
@@ -101,7 +105,6 @@ def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> N
     if is_passing(error):
         reconnected(run.session.using)
         for each in some:
-            each.was_sent = True
             _wait(run, each, error)
     elif len(some) > 1:
         for each in some:
