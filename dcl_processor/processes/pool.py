@@ -107,7 +107,7 @@ def run(
         )
         if not in_order:  # none was started
             why: Stopped = "signal" if stop.is_set() else "timeout"
-            in_order = [Report(name=processor.name, stopped=why)]
+            in_order = list[Report | Trouble]([Report(name=processor.name, stopped=why)])
         own = [each.report if isinstance(each, Trouble) else each for each in in_order]
         reports = [each for each in own if each is not None]
         if record is not None and reports:

@@ -88,7 +88,7 @@ def _judge_record(cell: Cell, calls: int, redone: int, row: Errand, said: Any) -
         assert row.dead or cell.stage == "dead letter", said
         assert row.last_error or cell.stage == "record", said
         # The values of ``failed`` take a claimed row out of pending, and leave it claimed.
-        assert row.claimed == (cell.delivery == MOST and cell.stage != "mark"), said
+        assert row.claimed == (cell.delivery == MOST), said
         assert row.leased_until is None, said
         # Without its time a person would not see a row that is in doubt.
         assert (row.claimed_at is not None) == (row.claimed and not row.dead), said
@@ -125,6 +125,9 @@ def _judge_refused(cell: Cell, subject: Subject, runs: list[Came], row: Errand) 
         assert failed or _was_skipped(cell, runs), said
         if not cell.retries:
             most = len(runs)  # it is tried in each of them
+        elif cell.stage == "mark" and cell.is_about_the_row:
+            # Its handler is not called, and nothing is charged.
+            assert (row.attempts, row.dead, calls) == (0, False, 0), said
         elif cell.stage != "claim" and (cell.is_about_the_row or cell.fails):
             _judge_record(cell, calls, redone, row, said)
     assert subject.calls.total() <= ROWS - 1 + most + redone, said
