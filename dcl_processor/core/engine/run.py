@@ -70,6 +70,8 @@ class Run(Context):
         try:
             self._loop()
         except BaseException as error:
+            if ends_the_run(error):
+                self.stopped = "signal"
             attach_report(error, self._report())
             raise
         report = self._report()
