@@ -36,10 +36,7 @@ from dcl_processor.core.sql.isolation import in_test_case, in_transaction, roll_
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of a handler, for one row, or of ``process_batch()`` for several.
-
-    ``is_started``: the thread that calls it writes that alone.
-    """
+    """A call of a handler; ``is_started``: the thread that calls it writes that alone."""
 
     batch: Batch
     rows: Sequence[Row]

@@ -127,7 +127,6 @@ class Threads:
         return next_of(self._results, timeout, lives)
 
     def close(self) -> None:
-        """End the threads when their handlers have ended."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:

@@ -13,6 +13,7 @@ from dcl_processor.core.engine.verify import is_verified, verify
 from dcl_processor.core.report.exceptions import SessionLost, StillPending
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, Handled, Outcome
+from dcl_processor.core.sql.errors import is_contention
 from dcl_processor.core.sql.savepoint import RowSavepoint
 from dcl_processor.core.sql.steps import Write
 
@@ -62,6 +63,8 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
     except Exception as error:
         batch.to_blame = None if isinstance(error, SessionLost) else row
         if isinstance(outcome, Failed):
+            if is_contention(outcome.error):
+                batch.to_blame = None  # a deadlock, by which MariaDB has ended the transaction
             raise outcome.error from None  # what the handler has raised comes first
         raise
     if isinstance(outcome, Failed):

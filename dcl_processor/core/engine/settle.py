@@ -146,8 +146,8 @@ def _wait(run: Context, each: Unsettled, error: Exception | None) -> None:
     lives = now < each.since + max(PATIENCE, lease.seconds if lease is not None else 0)
     if run.heartbeat is not None:
         # The heartbeat may still have a session when this one is gone for good.
-        is_locked = error is None or is_contention(error)
-        lives = (lives or is_locked) and run.heartbeat.is_ours(each.row.pk)
+        lives = lives or error is None or is_contention(error)
+        lives = lives and run.heartbeat.is_ours(each.row.pk)
     if lives:
         each.again_at, each.pause = now + each.pause, min(2 * each.pause, LONGEST_PAUSE)
         return
