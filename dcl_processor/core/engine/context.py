@@ -37,6 +37,7 @@ class Context:
     session: Session
     source: Source
     executor: Executor
+    stopped: Stopped | None = None
 
     def __init__(
         self, processor: Definition[Any], limits: Limits, filter: Q | None, using: str | None
@@ -51,7 +52,6 @@ class Context:
         self.marks = Marks(processor)
         lease = processor.lease
         self.heartbeat = None if lease is None else Heartbeat(lease, processor.name)
-        self.stopped: Stopped | None = None
         #: The flip, if it is the same for all rows.
         self.fixed_flip: Values | None = bookkeeping.fixed_flip(processor)
         #: The slot of ``max_workers``, and the notes of the rows at work.

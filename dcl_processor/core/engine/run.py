@@ -32,13 +32,15 @@ from dcl_processor.core.report.counters import attach_report, log_end
 from dcl_processor.core.report.exceptions import Unsupported
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Lost
-from dcl_processor.core.report.report import Report
+from dcl_processor.core.report.report import Report, Stopped
 from dcl_processor.core.sql import isolation, messages
 from dcl_processor.core.sql.session import Session
 
 
 class Run(Context):
     """One call of ``run()``."""
+
+    stopped: Stopped | None
 
     def __init__(
         self,
@@ -64,7 +66,6 @@ class Run(Context):
         self._deliver = transactional if processor.is_transactional else marked_first
 
     def execute(self) -> Report:
-        """Run, and return the report."""
         self._prepare()
         events.tell(events.run_started, self.processor, run_id=uuid.uuid4().hex)
         try:
