@@ -6,11 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 
+from dcl_processor.core.keys import columns
+from dcl_processor.core.keys.columns import key_value
+from dcl_processor.core.keys.limits import lock_number
 from dcl_processor.core.options.options import Definition
 from dcl_processor.core.pending.clock import DatabaseNow
-from dcl_processor.core.pending.groups import Groups
 from dcl_processor.core.pending.question import ask
 from dcl_processor.core.report.exceptions import InvalidOption, OutsideTransaction
 from dcl_processor.core.report.values import TEN_YEARS, as_timedelta, constants_of, expect_seconds
@@ -49,22 +51,25 @@ def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
 
 def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
     """Wait for the lock of a key, until the transaction ends."""
-    if processor.group_by is None:
-        raise InvalidOption(f"{processor.name}: expected group_by=… for lock_key(), got none.")
     asked = ask(processor.pending, label=processor.name, using=using or processor.using)
-    groups = Groups(processor, asked.model, asked.using)
+    claims = columns.claims_of(processor, asked.model, asked.using)
+    if claims is None or claims.column is None:
+        raise InvalidOption(f"{processor.name}: expected group_by=… for lock_key(), got none.")
     connection = connections[asked.using]
     if not connection.in_atomic_block:
         raise OutsideTransaction(
             f"{processor.name}: expected lock_key() inside transaction.atomic(), at whose end the "
             "lock ends, got none; call it in the block that inserts the rows."
         )
-    field: Any = asked.model._meta.get_field(groups.column)
-    value = getattr(key, field.target_field.attname) if isinstance(key, Model) else key
-    if value is None or not connection.features.has_select_for_update:
+    field: Any = asked.model._meta.get_field(claims.column)
+    value = key_value(processor.name, field, key)
+    if value is None or not claims.has_locks:
         return
+    first = lock_number(asked.model._meta.db_table, claims.column, value)
     with connection.cursor() as cursor:
-        cursor.execute(groups.wait_sql(), [str(value)] * groups.most)
+        # Each place of the key, in their order: two callers wait for each other at the first.
+        for number in range(first, first + (processor.max_per_group or 1)):
+            cursor.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [number])
 
 
 def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:

@@ -11,14 +11,14 @@ from dcl_processor.core.engine import bookkeeping
 from dcl_processor.core.engine.calls import Call, Handler
 from dcl_processor.core.engine.executors import Executor
 from dcl_processor.core.engine.heartbeat import Heartbeat
+from dcl_processor.core.engine.keyed import KeyedSource
 from dcl_processor.core.engine.limits import Limits, refuse_backlog
 from dcl_processor.core.engine.poison import Notes
 from dcl_processor.core.engine.resource import Resource
 from dcl_processor.core.engine.rows import Batch, Marks, Row, Unsettled, column
-from dcl_processor.core.engine.slots import Slots
 from dcl_processor.core.engine.source import Source
+from dcl_processor.core.keys.claim import Claims
 from dcl_processor.core.options.options import Definition
-from dcl_processor.core.pending.groups import Groups
 from dcl_processor.core.pending.question import Question, ask
 from dcl_processor.core.report import events
 from dcl_processor.core.report.counters import Counters
@@ -35,7 +35,7 @@ class Context:
     """All state of a run is here, and none on the processor. Only the engine's thread uses it."""
 
     session: Session
-    source: Source
+    source: Source | KeyedSource
     executor: Executor
     stopped: Stopped | None = None
 
@@ -54,11 +54,9 @@ class Context:
         self.heartbeat = None if lease is None else Heartbeat(lease, processor.name)
         #: The flip, if it is the same for all rows.
         self.fixed_flip: Values | None = bookkeeping.fixed_flip(processor)
-        #: The slot of ``max_workers``, and the notes of the rows at work.
-        self.slots: Slots | None = None
+        #: The notes of the rows at work, and what claims ask of the keys of rows.
         self.notes: Notes | None = None
-        #: The rules for the keys of rows, if they are in groups.
-        self.groups: Groups | None = None
+        self.claims: Claims | None = None
         #: Calls of handlers that were handed out and have not ended, and rows that were decided.
         self.calls: set[Call] = set()
         self.unsettled: list[Unsettled] = []
@@ -66,15 +64,15 @@ class Context:
         self.is_closing = self.is_eager = False
         self._most_pending = processor.max_pending if limits.rows is None else None
 
-    def ask(self, *, keyed: bool = True) -> Question[Any]:
-        """Return the question for the next window; ``keyed``: only rows whose key is free."""
+    def ask(self) -> Question[Any]:
+        """Return the question for the next window."""
         return ask(
             self.processor.pending,
             label=self.processor.name,
             filter=self._filter,
             using=self._using,
             due=self.processor._due,
-            groups=self.groups if keyed else None,
+            claims=self.claims,
             lease=None if self.processor.lease is None else self.processor.lease.field,
         )
 
@@ -88,8 +86,6 @@ class Context:
         heartbeat_failed = self.heartbeat is not None and self.heartbeat.failure is not None
         if self.counters.fails_too_often or self.executor.failure is not None or heartbeat_failed:
             return "failures"
-        if self.slots is not None and self.slots.are_lost():
-            return "busy"
         reason: Any = self.limits.exceeded(self.counters.handled)
         return reason or events.may_start(self.processor)  # type: ignore[return-value]
 
@@ -145,7 +141,8 @@ class Context:
             self.counters.count(pk, outcome)
             if type(outcome) is Handled:
                 self.prove()
-        self.source.end([pk for pk, _ in ended])
+        left = {pk for pk, outcome in ended if type(outcome) is not Handled}
+        self.source.end([pk for pk, _ in ended], left)
         if again:
             self.source.put_back(again)
 
@@ -159,8 +156,6 @@ class Context:
         if self.is_careful:
             return 0 if self.calls or self.unsettled else 1
         capacity = self.capacity
-        if self.slots is not None and self.slots.held and not self.is_transactional:
-            capacity = min(capacity, self.slots.held)
         if not self.calls:
             return capacity
         in_flight = sum([len(call.rows) for call in self.calls])
@@ -175,17 +170,11 @@ class Context:
         self.calls.add(call)
         self.executor.submit(call)
 
-    def begin_window(self, question: Question[Any], seen: int) -> None:
+    def begin_window(self, question: Question[Any]) -> None:
         """Refuse a backlog."""
         if self._most_pending is not None:
             refuse_backlog(self.processor.name, question, self._most_pending)
             self._most_pending = None
-        if self.slots is not None and seen:
-            waits = self.limits.waits()
-            while not self.slots.take():
-                if not next(waits, False):
-                    self.stopped = "busy"
-                    break
 
 
 def read_attempts(run: Context, question: Question[Any], rows: list[Row]) -> None:

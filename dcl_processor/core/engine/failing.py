@@ -22,7 +22,7 @@ from dcl_processor.core.sql.errors import (
     reconnected,
     state_of,
 )
-from dcl_processor.core.sql.steps import Wanted, Write
+from dcl_processor.core.sql.steps import Write
 
 
 def isolate(run: Context, batch: Batch, error: Exception) -> None:
@@ -65,7 +65,7 @@ def _blame(run: Context, batch: Batch) -> None:
             blamed = str(batch.to_blame.pk)
             log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again))
         run.source.redo([row.pk for row in batch.rows if row is not batch.to_blame])
-        batch.wanted, batch.rows = Wanted([batch.to_blame.pk], 1), [batch.to_blame]
+        batch.wanted, batch.rows = batch.wanted.only(batch.to_blame.pk), [batch.to_blame]
 
 
 def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
@@ -81,7 +81,7 @@ def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
             outcome, refused = ended, error  # only its record was refused
     if row is not None and started and run.notes_failures:
         outcome = _recorded(run, batch, row, outcome, refused)
-    run.source.end([pk])
+    run.source.end([pk], [pk])
     run.counters.count(pk, outcome)
     run.resource.reopen_later()
 
@@ -98,7 +98,7 @@ def _recorded(
 ) -> Any:
     """Write what belongs to a failure; ``refused``: why the database refused it before."""
     try:
-        claimed = run.session.claim(batch.question, Wanted([row.pk], 1))
+        claimed = run.session.claim(batch.question, batch.wanted.only(row.pk))
         if row.pk not in claimed.rows:
             run.session.rollback()
             return outcome  # it was changed, or locked, meanwhile

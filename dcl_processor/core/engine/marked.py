@@ -13,7 +13,6 @@ from dcl_processor.core.engine.verify import is_verified, verify
 from dcl_processor.core.pending import steady as time
 from dcl_processor.core.report.interrupts import ends_the_run
 from dcl_processor.core.report.outcomes import Failed, as_exception
-from dcl_processor.core.sql.steps import Wanted
 
 #: Seconds that a claim waits for more free places of an event loop.
 LINGER = 0.02
@@ -28,7 +27,7 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
         return
     if run.is_careful:
         run.source.put_back(batch.wanted.pks[1:])
-        batch.wanted = Wanted(batch.wanted.pks[:1], 1)
+        batch.wanted = batch.wanted.only(batch.wanted.pks[0])
     batch.mark = mark
     hides = mark.lease is None
     claimed = run.session.claim_and_mark(question, batch.wanted, mark.values, hides=hides)
@@ -50,7 +49,7 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
 
 def _verified(run: Context, batch: Batch) -> bool:
     """Try the flips on a row, in a transaction that is rolled back; return whether one was free."""
-    claimed = run.session.claim(batch.question, Wanted(batch.wanted.pks[:1], 1))
+    claimed = run.session.claim(batch.question, batch.wanted.only(batch.wanted.pks[0]))
     for pk, instance in claimed.rows.items():
         verify(run.processor, run.session, batch.question, Row(pk, instance))
     run.session.rollback()

@@ -18,14 +18,14 @@ from dcl_processor.core.engine.context import Context
 from dcl_processor.core.engine.deliveries import marked_first, transactional
 from dcl_processor.core.engine.executors import Inline, Loop, Threads
 from dcl_processor.core.engine.failing import isolate
+from dcl_processor.core.engine.keyed import KeyedSource
 from dcl_processor.core.engine.marked import put_back_unstarted, settle_call, settle_next
 from dcl_processor.core.engine.poison import Notes
 from dcl_processor.core.engine.settle import write_settled
-from dcl_processor.core.engine.slots import Slots
 from dcl_processor.core.engine.source import Source
+from dcl_processor.core.keys import columns
 from dcl_processor.core.options import model_columns, validation
 from dcl_processor.core.options.options import Definition
-from dcl_processor.core.pending.groups import Groups
 from dcl_processor.core.pending.question import ask
 from dcl_processor.core.report import events
 from dcl_processor.core.report.counters import attach_report, log_end
@@ -93,8 +93,7 @@ class Run(Context):
         processor = self.processor
         asked = ask(processor.pending, label=processor.name, using=self._using)
         model_columns.check(processor, asked.model)
-        if processor.group_by is not None:
-            self.groups = Groups(processor, asked.model, asked.using)
+        self.claims = columns.claims_of(processor, asked.model, asked.using)
         question = self.ask()
         isolation.refuse_outer_transaction(question.using, processor.name)
         connection = connections[question.using]
@@ -104,16 +103,15 @@ class Run(Context):
         self.session = kind(question.using, processor.name)
         self.notes = Notes(processor.name) if processor.is_transactional else None
         self.executor = self._executor()
-        if processor.max_in_flight is not None:
-            wanted = 1 if self.is_transactional else self.capacity
-            self.slots = Slots(question.using, processor.name, processor.max_in_flight, wanted)
         is_alone = self.concurrency == 1 and not processor._is_async
         query = question.queryset.query
+        if (reads := columns.reads_of(processor, asked.model, asked.using)) is not None:
+            self.source = KeyedSource(self, reads, processor.most_of_a_key)
+            return
         self.source = Source(
             self,
             is_ordered=bool(query.order_by or query.extra_order_by),
             may_choose=is_alone and kind is messages.Messages,
-            has_keys=self.groups is not None,
         )
 
     def _refuse_options(self, connection: Any) -> None:
@@ -219,8 +217,6 @@ class Run(Context):
             finally:
                 if self.heartbeat is not None:
                     self.heartbeat.close()
-                if self.slots is not None:
-                    self.slots.release()
                 self.resource.close()
                 if self.notes is not None:
                     self.notes.close()

@@ -212,7 +212,7 @@ def _end(run: Context, row: Row, final: Outcome | None) -> None:
     if type(final) is Handled:
         run.prove()
     run.counters.count(row.pk, final)
-    run.source.end([row.pk])
+    run.source.end([row.pk], () if type(final) is Handled else [row.pk])
 
 
 # --- what is written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -38,15 +38,15 @@ class Host(Protocol):
     stopped: Stopped | None
     notes: Notes | None
 
-    def ask(self, *, keyed: bool = True) -> Question[Any]:
-        """Return the question for the next window; ``keyed``: only rows whose key is free."""
+    def ask(self) -> Question[Any]:
+        """Return the question for the next window."""
         ...
 
     def must_stop(self) -> bool:
         """Return whether no further row may start."""
         ...
 
-    def begin_window(self, question: Question[Any], seen: int) -> None:
+    def begin_window(self, question: Question[Any]) -> None:
         """Take note of a window; may raise."""
         ...
 
@@ -66,11 +66,10 @@ class Source:
     #: Whether another worker has taken rows of this run not long ago.
     _among_others = False
 
-    def __init__(self, host: Host, *, is_ordered: bool, may_choose: bool, has_keys: bool) -> None:
-        self._host, self._may_choose = host, may_choose
-        self._spreads = not (is_ordered or has_keys)
-        #: Of rows in groups, the keys of the window's rows, and the keys in flight.
-        self._has_keys, self._keys = has_keys, dict[Any, Any]()
+    def __init__(self, host: Host, *, is_ordered: bool, may_choose: bool) -> None:
+        self._host, self._may_choose, self._spreads = host, may_choose, not is_ordered
+        #: Whether as many rows are in flight as may be, over all workers; the waits for a place.
+        self._is_full, self._places = False, host.limits.waits()
         self.question: Question[Any] | None = None
         self._waiting: deque[Any] = deque()
         #: Rows that were rolled back together with others, to be handled alone.
@@ -96,6 +95,8 @@ class Source:
         None are left then, unless rows are in flight.
         """
         while room > 0 and self._only not in self.in_flight:
+            if self._is_full and (self.in_flight or not self._has_place()):
+                return None
             if self._has_candidates:
                 # A limit that is just met is no reason to say that more is left.
                 return None if self._host.must_stop() else self._batch(room)
@@ -126,36 +127,21 @@ class Source:
         assert question is not None
         chooses = self._may_choose and self._among_others and question.own_table and not is_alone
         more = SPARE if chooses else 0
-        pks = self._next(waiting, size + more)
-        if not pks:
-            return None
+        pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
         # Race: poison row. A row that fails stays pending, and is not read again in this run.
         self._tried.update(pks)
         self.in_flight.update(pks)
         return Batch(question, Wanted(pks, min(size, len(pks))), is_alone)
-
-    def _next(self, waiting: deque[Any], number: int) -> list[Any]:
-        """Take the next rows; of rows in groups, those of one key that is not in flight."""
-        if not self._has_keys:
-            return [waiting.popleft() for _ in range(min(number, len(waiting)))]
-        busy = {self._keys.get(pk) for pk in self.in_flight} - {None}
-        key: Any = None
-        pks: list[Any] = []
-        for pk in [*waiting]:
-            its = self._keys.get(pk)
-            if its not in busy and (not pks or (its is not None and its == key)):
-                key = its
-                pks.append(pk)
-                waiting.remove(pk)
-            if len(pks) == number or (pks and key is None):
-                break
-        return pks
 
     # --- what became of them
 
     def note_claim(self, batch: Batch, claimed: Claimed) -> None:
         """Take note of rows that a claim did not get; those that it did not reach wait again."""
         got = len(claimed.rows)
+        if batch.question.claims is not None:
+            self._note_places(batch, got)
+            if not got:
+                return
         if got == len(batch.wanted.pks) and not self._among_others:
             self._got += got
             return
@@ -181,6 +167,27 @@ class Source:
             self._among_others = self._since_miss < ALONE_AFTER
         self._got += got
 
+    def _note_places(self, batch: Batch, got: int) -> None:
+        """Decide whether as many rows are in flight as may be: rows are pending, and not got."""
+        if got:
+            self._places = self._host.limits.waits()
+            return
+        pks = batch.wanted.pks
+        there = scan.still_pending(batch.question, pks)
+        self._host.counters.counts["stale"] += len(pks) - len(there)
+        self._is_full = bool(there)
+        self.put_back(there)
+        self._waiting.rotate(-len(there))
+        self.in_flight.difference_update(pks)
+
+    def _has_place(self) -> bool:
+        """Wait a little for a place; false: it takes too long, and the run is to end."""
+        self._is_full = False
+        if next(self._places, False):
+            return True
+        self._host.stopped = "busy"
+        return False
+
     def put_back(self, pks: Sequence[Any]) -> None:
         """Take rows back that were not tried."""
         self.in_flight.difference_update(pks)
@@ -197,8 +204,8 @@ class Source:
         self.in_flight.difference_update(pks)
         self._alone.extend(pks)
 
-    def end(self, pks: Sequence[Any]) -> None:
-        """Take note that rows are over."""
+    def end(self, pks: Sequence[Any], left: Collection[Any] = ()) -> None:  # noqa: ARG002
+        """Take note that rows are over; no row is tried twice, whether it is ``left`` or not."""
         self.in_flight.difference_update(pks)
         counters = self._host.counters
         if counters.is_to_move:
@@ -214,53 +221,17 @@ class Source:
             self._locked += self._waiting  # it had to stop before it came back to these
         counts = self._host.counters.counts
         counts["skipped"] += len(self._locked)
-        if self._has_keys and self._host.stopped is None and self.question is not None:
-            # Rows that may be tried and were not, because of another row of their key.
-            counts["held"] += scan.count(self._host.ask(keyed=False), MOST_LOCKED, self._tried)
 
     # --- the order
 
     def _plan(self) -> Iterator[_Step]:
         """Set the next candidates each time."""
-        yield from self._all_keys() if self._has_keys else self._all_rows()
+        yield from self._first()
+        yield from self._later()
         self._alone.extend(self._last)
         yield from self._quiet()
         if self._host.notes is not None and self._host.stopped is None:
             self._host.notes.suspects.clear()  # those that are left are no longer pending
-
-    def _all_rows(self) -> Iterator[_Step]:
-        yield from self._first()
-        yield from self._later()
-
-    def _all_keys(self) -> Iterator[_Step]:
-        yield from self._in_turn()
-        waits = self._host.limits.waits()
-        while self._locked and not self._host.must_stop() and next(waits, False):
-            self._tried.difference_update(self._locked)
-            self._locked = []
-            yield from self._in_turn()
-
-    def _in_turn(self) -> Iterator[_Step]:
-        """Meet the rows of keys that are free, and read again, because others are free then."""
-        host, left = self._host, None
-        host.counters.passes += 1
-        while left != 0:
-            question = host.ask()
-            rows = deque(scan.whose_turn_it_is(question, self._tried)[:left])
-            if not rows and not self.in_flight:
-                break
-            if rows:
-                # Race: endless run. Rows that arrive during the run are left to the next one.
-                left = scan.count(host.ask(keyed=False), MOST_LOCKED) if left is None else left
-                shown = len(rows)
-                self._begin_window(question, rows)
-                while self._has_candidates:
-                    yield _Step.GO_ON
-                left -= shown - len(rows)
-            if self.in_flight:
-                yield _Step.WAIT
-        yield from self._quiet()
-        self._look_at_absent()
 
     def _quiet(self) -> Iterator[_Step]:
         """Wait for the rows in flight, and for those that are to be redone."""
@@ -287,7 +258,7 @@ class Source:
         self._look_at_absent()
 
     def _begin_window(self, question: Question[Any], waiting: deque[Any]) -> None:
-        self._host.begin_window(question, len(waiting))
+        self._host.begin_window(question)
         self.question, self._waiting = question, waiting
         suspects = self._host.notes.suspects if self._host.notes is not None else ()
         if suspects:
@@ -302,9 +273,6 @@ class Source:
             waiting.remove(pk)
         self._leftover.extend(left)
         self._is_stale, self._got, self._missed = False, 0, 0
-        if self._has_keys and question.key is not None:
-            known = question.table.filter(pk__in=[*waiting, *self.in_flight])
-            self._keys = dict(known.values_list("pk", question.key))
         # The scan forgets the tried rows after each window, and these may be behind it.
         for pk in self.in_flight.intersection(waiting):
             waiting.remove(pk)
@@ -330,8 +298,7 @@ class Source:
         absent, self._absent = self._absent, []
         if not absent or self.question is None:
             return
-        question = self._host.ask(keyed=False) if self._has_keys else self.question
-        locked = scan.still_pending(question, absent)
+        locked = scan.still_pending(self.question, absent)
         counts = self._host.counters.counts
         counts["stale"] += len(absent) - len(locked)
         room = MOST_LOCKED - len(self._locked)

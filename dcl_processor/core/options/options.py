@@ -73,6 +73,7 @@ class Definition(Generic[M]):
     group_by: str | None = None
     in_order: bool = False
     max_per_group: int | None = None
+    fair_by: str | None = None
     pending_since: str | Combinable | None = None
     using: str | None = None
 
@@ -147,6 +148,11 @@ class Definition(Generic[M]):
     def _is_async(self) -> bool:
         handler = self.process_batch if self._handles_batches else self.process
         return inspect.iscoroutinefunction(handler)
+
+    @property
+    def most_of_a_key(self) -> int | None:
+        """The rows of one key that may be in flight; ``None``: any number."""
+        return None if self.group_by is None else self.max_per_group or 1
 
     @property
     def is_transactional(self) -> bool:

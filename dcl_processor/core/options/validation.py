@@ -58,6 +58,7 @@ _OPTIONAL: dict[str, _Check] = {
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease, such as Lease(60)"),
     "group_by": _a(str, "the name of a column or of a forward relation"),
+    "fair_by": _a(str, "the name of a column or of a forward relation"),
     "max_per_group": _number_of("rows in flight", least=1),
     "pending_since": _a((str, Combinable), "the name of a column, or an expression"),
     "using": _a(str, "the name of a database in DATABASES"),
@@ -255,6 +256,11 @@ def _check_groups(processor: Definition[Any]) -> None:
 
 def _contradictions(processor: Definition[Any]) -> Iterator[str]:
     """Yield what is wrong with options that are right alone, but not together."""
+    if processor.fair_by is not None:
+        yield (
+            f"group_by alone, whose keys take turns anyway, got fair_by={processor.fair_by!r} as "
+            "well; leave fair_by out"
+        )
     most = processor.max_per_group or 1
     if processor._handles_batches:
         yield (

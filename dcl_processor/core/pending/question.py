@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import Any, Generic, Protocol, TypeVar
 
 from django.db import router
@@ -51,9 +53,10 @@ class Question(Generic[M]):
     using: str
     own_table: bool
     asks_own_row: bool
-    #: The SQL that locks a row's key, of which it is a function, and the key's column.
-    lock_key: Callable[[str], str] | None = None
-    key: str | None = None
+    #: The conditions for a row that may be tried now, besides the user's question.
+    narrowed: Q | None = None
+    #: What the claim of rows with keys sends, and asks, besides.
+    claims: KeyRules | None = None
     cache: dict[Any, Any] = field(default_factory=dict, compare=False)
     #: The column of a lease, and the rows of this window that had one when they were read.
     lease: str | None = None
@@ -68,6 +71,11 @@ class Question(Generic[M]):
         """Narrow the question to some rows, with everything that the handler's row needs."""
         return self.queryset.filter(these(pks)).order_by()
 
+    def keyed(self, pks: Sequence[Any]) -> QuerySet[M, M]:
+        """Narrow the question to the locked rows whose keys let them be claimed."""
+        assert self.claims is not None
+        return self.queryset.filter(self.claims.condition(self.unfiltered, pks)).order_by()
+
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Return those of the rows that are pending, even if they are not due or filtered out."""
         return self.unfiltered.filter(these(pks)).order_by()
@@ -78,17 +86,23 @@ class Question(Generic[M]):
         return [*self.queryset.query.annotation_select, *self.queryset.query.extra_select]
 
 
-class GroupRules(Protocol):
-    """What ``groups`` adds to a question."""
+class KeyRules(Protocol):
+    """What keys add to a claim."""
 
-    column: str
-
-    def narrowed(self, queryset: Any, unfiltered: Any) -> Any:
-        """Narrow a question to rows whose key is free."""
+    def locks(self, candidates: Mapping[Any, Any], room: int) -> list[Any]:
+        """Return the statements that try the locks of the candidates' keys."""
         ...
 
-    def lock_sql(self, key: str) -> str:
-        """Return the condition that locks a key."""
+    def lock_rows(self, candidates: Mapping[Any, Any]) -> Any:
+        """Return the statement that locks the candidates whose keys were got."""
+        ...
+
+    def locked_elsewhere(self, candidates: Mapping[Any, Any], answers: Sequence[Any]) -> Any:
+        """Return the candidates that other sessions have locked."""
+        ...
+
+    def condition(self, pending: Any, pks: Sequence[Any] = ()) -> Q:
+        """Return what is asked of a locked row's key."""
         ...
 
 
@@ -122,7 +136,7 @@ def ask(
     filter: Q | None = None,
     using: str | None = None,
     due: Callable[[type[Model]], Q | None] | None = None,
-    groups: GroupRules | None = None,
+    claims: KeyRules | None = None,
     lease: str | None = None,
 ) -> Question[Any]:
     """Return the question for the next window; raises ``InvalidPending``.
@@ -138,11 +152,10 @@ def ask(
     unfiltered._known_related_objects = {}  # noqa: SLF001
     # The lock-free read must not lock, and the claim adds a lock of its own.
     unfiltered.query.select_for_update = False
-    queryset = unfiltered
-    for condition in (filter, due(unfiltered.model) if due is not None else None):
-        queryset = queryset if condition is None else queryset.filter(condition)
-    if groups is not None:
-        queryset = groups.narrowed(queryset, unfiltered)
+    asked = (filter, due(unfiltered.model) if due is not None else None)
+    some = [Q(condition) for condition in asked if condition is not None]
+    narrowed = reduce(and_, some) if some else None
+    queryset = unfiltered if narrowed is None else unfiltered.filter(narrowed)
     refuse(queryset, label)
     return Question(
         queryset=queryset,
@@ -150,10 +163,10 @@ def ask(
         model=queryset.model._meta.concrete_model,
         using=alias,
         # Race: stale second check. Only for such a question may the lock check it as well.
-        own_table=groups is None and is_own_table(queryset),
+        own_table=claims is None and is_own_table(queryset),
         asks_own_row=is_own_table(unfiltered),
-        lock_key=groups.lock_sql if groups is not None else None,
-        key=groups.column if groups is not None else None,
+        narrowed=narrowed,
+        claims=claims,
         lease=lease,
     )
 

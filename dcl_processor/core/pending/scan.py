@@ -58,7 +58,7 @@ class KeyScan:
             return
         # Race: endless run. Rows that arrive during the run get higher keys; without an upper end
         # a table that fills as fast as it is drained would keep one run going forever.
-        end = _highest(question) if full else None
+        end = highest(question) if full else None
         self._last = pks[-1] if end is None else end
         start = Q(pk__gte=pks[0])
         while pks:
@@ -230,7 +230,7 @@ def retrying(read: Callable[[], T], using: str) -> T:
         return read()
 
 
-def _highest(question: Question[Any]) -> Any:
+def highest(question: Question[Any]) -> Any:
     table = question.table.order_by("-pk").values_list("pk", flat=True)
     return next(iter(_look(table[:1])), None)
 

@@ -23,7 +23,14 @@ from dcl_processor.core.sql.compiled import LISTED, CannotCompile, Statement, up
 from dcl_processor.core.sql.errors import NO_TRANSACTION, reconnected, state_of
 from dcl_processor.core.sql.marking import Marking
 from dcl_processor.core.sql.savepoint import NAME, RowSavepoint
-from dcl_processor.core.sql.session import Session, by_key, make_callbacks_robust, show
+from dcl_processor.core.sql.session import (
+    Session,
+    by_key,
+    elsewhere,
+    keys_locked,
+    make_callbacks_robust,
+    show,
+)
 from dcl_processor.core.sql.statements import (
     FEWER,
     LOST,
@@ -31,6 +38,7 @@ from dcl_processor.core.sql.statements import (
     STILL,
     XID,
     asked_again,
+    asked_of_keys,
     fence,
     locked_keys,
     locked_question,
@@ -158,6 +166,9 @@ class Messages(Session):
             # The lock and the second check are one statement.
             self._build = locked_question(question, wanted)
             return [self._build[0]]
+        if question.claims is not None:
+            self._build = asked_of_keys(question)
+            return [*keys_locked(question, wanted), self._build[0]]
         # Race: stale second check. The snapshot of the locking statement is older than the lock.
         # The last statement has a snapshot of its own, also in one message. It answers for rows,
         # too, that the other one could not lock.
@@ -166,10 +177,14 @@ class Messages(Session):
 
     def _claimed(self, question: Question[Any], wanted: Wanted, answers: list[Any]) -> Claimed:
         rows = by_key(question, self._build[1](answers[-1]), wanted.pks)
-        if answers[0]:
-            self._xid = answers[0][0][-1]
+        locked = answers[-2] if question.claims is not None else answers[0]
+        if locked:
+            self._xid = locked[0][-1]
+        if question.claims is not None:
+            others = elsewhere(question, wanted, answers[:-1])
+            return Claimed(rows, wanted.pks, elsewhere=others)
         if question.own_table:
-            return Claimed(rows, visited(wanted, rows))
+            return Claimed(rows, wanted.visited(rows))
         ours = {answer[0] for answer in answers[0]}
         return Claimed({pk: row for pk, row in rows.items() if pk in ours}, wanted.pks, ours)
 
@@ -291,7 +306,7 @@ class Messages(Session):
             for pk, values in before.items():
                 question.table.filter(pk=pk, **after[pk]).update(**values)
             raise
-        return Claimed(rows, visited(wanted, rows), before=before, after=after)
+        return Claimed(rows, wanted.visited(rows), before=before, after=after)
 
     def _mark(
         self, question: Question[Any], claimed: Claimed, mark: Values, *, hides: bool
@@ -331,10 +346,3 @@ class Messages(Session):
         if len(written) == len(write.pks):
             return write.pks
         return [pk for pk in write.pks if str(pk) in written]
-
-
-def visited(wanted: Wanted, got: dict[Any, Any]) -> Sequence[Any]:
-    """Return the rows that a claim has visited: those up to the last one that it got."""
-    if not wanted.may_choose or len(got) < wanted.limit:
-        return wanted.pks
-    return wanted.pks[: 1 + max(place for place, pk in enumerate(wanted.pks) if pk in got)]

@@ -52,8 +52,12 @@ class Session:
         self.has_committed = False
         try:
             self.begin()
-            if not self.connection.features.has_select_for_update:
+            has_locks = self.connection.features.has_select_for_update
+            if not has_locks:
                 lock_database(question)
+            if question.claims is not None:
+                return self._claim_keys(question, wanted, has_locks=has_locks)
+            if not has_locks:
                 return self._checked(question, wanted.pks, wanted.pks)
             if question.own_table:
                 # Race: double claim. The lock and the second check are one statement, which checks
@@ -62,23 +66,17 @@ class Session:
                 return Claimed(by_key(question, rows, wanted.pks), wanted.pks)
             # Race: stale second check. The snapshot of the locking statement is older than the
             # lock; the second statement has one of its own.
-            ours = self._with_keys(question, lock_rows(question, wanted.pks))
-            return self._checked(question, wanted.pks, ours)
+            return self._checked(question, wanted.pks, lock_rows(question, wanted.pks))
         except BaseException:
             self.rollback()
             raise
 
-    def _with_keys(self, question: Question[Any], pks: list[Any]) -> list[Any]:
-        """Lock the keys of rows that are locked; return the rows whose keys are ours."""
-        if question.lock_key is None or question.key is None or not pks:
-            return pks
-        keys = dict(question.table.filter(these(pks)).values_list("pk", question.key))
-        sql = f"SELECT {question.lock_key('%s')}"
-        ours = {
-            key: self.execute(sql, [str(key)] * sql.count("%s"))[0][0]
-            for key in {*keys.values()} - {None}
-        }
-        return [pk for pk in pks if ours.get(keys[pk], True)]
+    def _claim_keys(self, question: Question[Any], wanted: Wanted, *, has_locks: bool) -> Claimed:
+        """Lock the keys, lock the rows, and ask: each sees what was committed before it."""
+        statements = keys_locked(question, wanted) if has_locks else []
+        answers = [self.execute(each.sql, each.params) for each in statements]
+        rows = by_key(question, [*question.keyed(wanted.pks)], wanted.pks)
+        return Claimed(rows, wanted.pks, elsewhere=elsewhere(question, wanted, answers))
 
     def _checked(self, question: Question[Any], pks: Sequence[Any], ours: Sequence[Any]) -> Claimed:
         rows = list(question.among(ours)) if ours else []
@@ -228,6 +226,22 @@ class Session:
 
 
 # --- the locks
+
+
+def elsewhere(question: Question[Any], wanted: Wanted, answers: Sequence[Any]) -> Collection[Any]:
+    """Return the wanted rows that other sessions have locked, by the answers of the locks."""
+    if question.claims is None or not answers:
+        return ()
+    found: Collection[Any] = question.claims.locked_elsewhere(wanted.candidates(), answers)
+    return found
+
+
+def keys_locked(question: Question[Any], wanted: Wanted) -> list[Any]:
+    """Return the statements that lock the keys of rows, and then the rows."""
+    assert question.claims is not None
+    candidates = wanted.candidates()
+    locks = question.claims.locks(candidates, wanted.limit)
+    return [*locks, question.claims.lock_rows(candidates)]
 
 
 def locking(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:

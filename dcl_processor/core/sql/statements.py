@@ -17,6 +17,7 @@ from dcl_processor.core.sql.compiled import (
     CannotCompile,
     Keys,
     Placeholder,
+    Rows,
     Statement,
     Template,
     bound_keys,
@@ -62,11 +63,18 @@ def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement,
     """Return the statement that locks the rows by their keys; it joins no table."""
 
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
-        columns = ["pk", question.key] if question.key else ["pk"]
-        return question.table.filter(condition).order_by().values_list(*columns)
+        return question.table.filter(condition).order_by().values_list("pk")
 
-    change = _locks(question) if question.lock_key is None else _locks_keys(question)
-    return select(question, "lock", pks, narrow, change=change)
+    return select(question, "lock", pks, narrow, change=_locks(question))
+
+
+def asked_of_keys(question: Question[Any]) -> tuple[Statement, Build]:
+    """Return the statement that asks the whole question of the rows that the claim has locked."""
+    if "keyed" not in question.cache:
+        rows = Rows(question.keyed(()), question.using)
+        question.cache["keyed"] = Statement(rows.sql, rows.params), rows.build
+    found: tuple[Statement, Build] = question.cache["keyed"]
+    return found
 
 
 def asked_again(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
@@ -84,18 +92,6 @@ def _locks(question: Question[Any]) -> Any:
     def change(sql: str) -> str:
         # The id of the transaction is no annotation: that would be an attribute of the instances.
         return f"{sql.replace(f' FROM {own}', f', {XID} FROM {own}', 1)} {LOCK}"
-
-    return change
-
-
-def _locks_keys(question: Question[Any]) -> Any:
-    """Lock the keys of rows, too; the outer condition is not evaluated for any other row."""
-    assert question.lock_key is not None
-    condition = question.lock_key("dcl_rows.key")
-
-    def change(sql: str) -> str:
-        rows = f"({sql} {LOCK}) AS dcl_rows (pk, key)"
-        return f"SELECT dcl_rows.pk, {XID} FROM {rows} WHERE {condition}"  # noqa: S608
 
     return change
 

@@ -12,10 +12,28 @@ from dcl_processor.core.report.values import Values
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The rows that a claim may take: the first ``limit`` of them that are free."""
+    """The rows that a claim may take: the first ``limit`` of them that are free.
+
+    ``keys``: of rows that have some, those that they had when they were read.
+    """
 
     pks: Sequence[Any]
     limit: int
+    keys: Mapping[Any, Any] = field(default_factory=dict)
+
+    def visited(self, got: Mapping[Any, Any]) -> Sequence[Any]:
+        """Return the rows that a claim has visited: those up to the last one that it got."""
+        if not self.may_choose or len(got) < self.limit:
+            return self.pks
+        return self.pks[: 1 + max(place for place, pk in enumerate(self.pks) if pk in got)]
+
+    def only(self, pk: Any) -> Wanted:
+        """Return one of the rows."""
+        return Wanted([pk], 1, self.keys)
+
+    def candidates(self) -> dict[Any, Any]:
+        """Return the rows with their keys."""
+        return {pk: self.keys.get(pk) for pk in self.pks}
 
     @property
     def may_choose(self) -> bool:
@@ -28,7 +46,8 @@ class Claimed:
 
     ``visited``: the candidates that it came to; ``locked``: those that it could lock, and that are
     not pending any more unless they are among the rows. ``before`` and ``after``: of rows with a
-    mark, the marked columns before and after the claim.
+    mark, the marked columns before and after the claim. ``elsewhere``: of rows with keys, those
+    that other sessions have locked.
     """
 
     rows: dict[Any, Any]
@@ -36,6 +55,7 @@ class Claimed:
     locked: Collection[Any] = ()
     before: Mapping[Any, Values] = field(default_factory=dict)
     after: Mapping[Any, Values] = field(default_factory=dict)
+    elsewhere: Collection[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
