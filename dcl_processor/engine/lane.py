@@ -117,6 +117,7 @@ class Lane:
                 steps.callback(self.in_flight.close)
                 steps.callback(self.resource.close)
                 steps.callback(self.session.rollback)
+                steps.callback(self.leftover.unwatch)
                 steps.callback(self._clear_up_all)
                 steps.callback(self.settle)
 

@@ -54,9 +54,13 @@ class Leftover:
             self._savepoint("savepoint_create_sql")
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def unwatch(self) -> None:
+        """Look at no further statement; also where an interrupt came before the handler."""
         wrappers = self._connection.execute_wrappers
         wrappers[:] = [each for each in wrappers if each != self._notice]
+
+    def __exit__(self, *raised: object) -> None:
+        self.unwatch()
         if self._is_in_test:
             try:
                 self._savepoint("savepoint_commit_sql")
