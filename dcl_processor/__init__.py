@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dcl_processor.processor import BatchProcessor
+
     from .decorator import batch_processor
-    from .definition.kinds import Delivery, Lease
-    from .definition.retry import Retry
-    from .outcomes import Discard, Snooze
-    from .processor import BatchProcessor
-    from .report import Report
-    from .worker import worker_name
+    from .options.kinds import Delivery, Lease
+    from .options.retry import Retry
+    from .options.worker import worker_name
+    from .report.outcomes import Discard, Snooze
+    from .report.report import Report
 
 __all__ = [
     "BatchProcessor",
@@ -29,14 +30,14 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BatchProcessor": ".processor",
-    "Delivery": ".definition.kinds",
-    "Discard": ".outcomes",
-    "Lease": ".definition.kinds",
-    "Report": ".report",
-    "Retry": ".definition.retry",
-    "Snooze": ".outcomes",
+    "Delivery": ".options.kinds",
+    "Discard": ".report.outcomes",
+    "Lease": ".options.kinds",
+    "Report": ".report.report",
+    "Retry": ".options.retry",
+    "Snooze": ".report.outcomes",
     "batch_processor": ".decorator",
-    "worker_name": ".worker",
+    "worker_name": ".options.worker",
 }
 
 

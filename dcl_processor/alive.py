@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dcl_processor import steady as time
+from dcl_processor.pending import steady as time
 
 #: Seconds.
 MAX_AGE = 60.0

@@ -15,9 +15,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from dcl_processor.report.errors import (
+    described,
+    escaped,
+    frames_of,
+    printable,
+    shown_traceback,
+    traceback_text,
+)
+
 from . import worker
-from .errors import escaped, frames_of, printable, traceback_text
-from .masking import described, shown_traceback
 
 
 @dataclass(slots=True, frozen=True, eq=False)

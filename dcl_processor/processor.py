@@ -1,45 +1,34 @@
-"""The processor: runs a definition, and cleans up after a crash."""
+"""The processor: a definition that can be run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from threading import Event
-from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from . import operator_actions
-from .definition import validation
-from .definition.definition import Definition
-from .engine.run import Run, dry_run
-from .exceptions import Unsupported
-from .execution.calls import entered, refuse_key_with_others
-from .locking import key_lock
-from .report import DryRun, Report
-from .runner import limits
-from .watch import notify
-
-if TYPE_CHECKING:
-    from .contrib.reservations import Reservation
+from dcl_processor.engine.run import Run
+from dcl_processor.engine.trial import dry_run
+from dcl_processor.keys.lock import lock_key
+from dcl_processor.operator import actions
+from dcl_processor.options import names, validation
+from dcl_processor.options.options import DefaultName, Definition, Identity, options
+from dcl_processor.report.dry_run import DryRun
+from dcl_processor.report.exceptions import Unsupported
+from dcl_processor.report.report import Report
+from dcl_processor.watch import notify
 
 M = TypeVar("M", bound=Model)
 
 #: The module that the registry imports now, in which a call would run at each manage.py check.
 importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
-
-class RunParameters(TypedDict, total=False):
-    """The parameters of ``BatchProcessor.run()``."""
-
-    filter: Q | None
-    using: str | None
-    limit: int | None
-    timeout: float | timedelta | None
-    wait_for_locked: float | timedelta
-    concurrency: int | None
-    stop: Event | None
+#: The processors whose runs this context is in.
+_running: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
 
 
 class BatchProcessor(Definition[M]):
@@ -51,8 +40,6 @@ class BatchProcessor(Definition[M]):
 
     The pattern is double-checked locking: a lock-free read, then for each row a lock, *the same
     question again under the lock*, the work, and the flip that takes the row out of ``pending``.
-    Spring Batch calls the flag a process indicator.
-
     Options (class attributes, or keyword arguments of the instance):
 
     - ``name``: default "<app label>.<class or function name>"; not inherited.
@@ -81,8 +68,8 @@ class BatchProcessor(Definition[M]):
     - ``concurrency``: handlers in flight at once, unless a run overrides it.
     - ``handler_timeout``: seconds (or a ``timedelta``) that a call of the handler may take, from
       0.05 to a day; then it is interrupted, and the row fails with ``HandlerTimeout``.
-    - ``max_workers``: workers of this processor that may be at work at the same time, on all
-      machines together; a run is one worker, whatever its ``concurrency``.
+    - ``max_in_flight``: rows of this processor that may be at work at the same time, on all
+      machines together; a batch of ``TRANSACTIONAL`` is one. PostgreSQL only.
     - ``rate``: rows that may start in a second, on all machines together; it may be below 1. Needs
       the app ``dcl_processor.ledger``.
     - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
@@ -90,9 +77,13 @@ class BatchProcessor(Definition[M]):
     - ``in_order``: with ``group_by``; the rows of a key are handled one after another, in the
       order of ``pending``; a row that fails, waits or is in doubt blocks those behind it.
     - ``max_per_group``: with ``group_by``; rows of one key in flight at once, over all workers.
+    - ``fair_by``: a column, or a forward relation; rows of each of its values start in turn.
+      PostgreSQL only, and not with ``group_by``.
     - ``pending_since``: since when a row has been pending: a ``DateTimeField``, or an expression;
       the command computes ages from it.
     - ``using``: the database alias that is locked and written; default: the router's.
+    - ``observers``: objects with ``run(event)`` and ``row(event)``, which are told what runs do.
+    - ``gates``: objects with ``may_start(n)`` and ``ended(outcomes)``, which let rows start.
 
     Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` if it is
     instantiated with options that cannot work.
@@ -101,26 +92,37 @@ class BatchProcessor(Definition[M]):
     #: A Django template calls what can be called, and showing a processor must not run it.
     do_not_call_in_templates: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = DefaultName()  # type: ignore[assignment]  # never inherited
+        names.check_class(cls)
+
+    def __init__(self, **given: Any) -> None:
+        names.check_options(type(self), options(), given)
+        self.__name__ = type(self).__name__
+        #: Copies of the instance share this object, because they are the same processor.
+        self._identity = Identity()
+        for option, value in given.items():
+            setattr(self, option, value)
+        handler = "process_batch" if self._handles_batches else "process"
+        validation.check(self, [hook for hook in ("pending", handler) if not self._writes(hook)])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     def in_doubt(self, *, older_than: float | timedelta) -> QuerySet[M, M]:
         """Return the rows whose claim is older than ``older_than`` and was never settled.
 
-        Their process died, or is still at work: look at them, then call ``mark_done()`` or
-        ``requeue()``. ``older_than``: seconds (or a ``timedelta``) by the database's clock. Raises
-        ``InvalidOption`` without ``claim`` and ``claimed_at``, and with a lease, after which
-        another worker takes a row over.
+        Their process died, or is still at work. ``older_than``: seconds (or a ``timedelta``) by the
+        database's clock. Raises ``InvalidOption`` without ``claim`` and ``claimed_at``, and with a
+        lease, after which another worker takes a row over.
         """
-        return operator_actions.in_doubt(self, older_than)
+        return actions.in_doubt(self, older_than)
 
     def in_progress(self) -> QuerySet[M, M]:
-        """Return the rows that workers hold now, as far as the database shows it.
-
-        With a lease: those whose lease is alive, and that have the constants of ``claim``, if there
-        is one. A worker that died shows as alive until its lease lapses; then the next run takes
-        the row over. Otherwise: the claimed rows, which a worker that died keeps until
-        ``requeue()`` or ``mark_done()``. Raises ``InvalidOption`` without a lease, or ``claim`` and
-        ``claimed_at``.
-        """
-        return operator_actions.in_progress(self)
+        """Return the rows that workers hold now, as far as the database shows it."""
+        return actions.in_progress(self)
 
     def mark_done(
         self, rows: QuerySet[M, M], *, values: Mapping[str, Any] | None = None, force: bool = False
@@ -136,8 +138,8 @@ class BatchProcessor(Definition[M]):
         ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
         ``requeue()``.
         """
-        write = operator_actions.to_mark_done(self, rows, values, force=force)
-        return operator_actions.act(write)
+        write = actions.to_mark_done(self, rows, values, force=force)
+        return actions.act(write)
 
     def requeue(self, rows: QuerySet[M, M], *, force: bool = False) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
@@ -153,40 +155,7 @@ class BatchProcessor(Definition[M]):
         processor's model, or a slice of one; ``InsideTransaction`` inside a transaction that is not
         at READ COMMITTED (on PostgreSQL only if ``pending`` asks other tables).
         """
-        return operator_actions.act(operator_actions.to_requeue(self, rows, force=force))
-
-    def reserve(
-        self,
-        limit: int = 1,
-        *,
-        filter: Q | None = None,
-        using: str | None = None,
-        bound_to: str | None = None,
-    ) -> list[Reservation[M]]:
-        """Hand out up to ``limit`` pending rows, which the caller handles and settles.
-
-        The rows are claimed and marked as in a run, and the attempt is counted; a row that has used
-        up its attempts is given up on instead. ``filter`` and ``using``: as for ``run()``.
-        ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
-
-        Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
-        and inside the processor's own handler;
-        ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any handler.
-        """
-        from .contrib.reservations import reservation  # loaded when used
-
-        return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
-
-    def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
-        """Return the reservation of a token that came back; sends no query.
-
-        ``bound_to``: as it was given to ``reserve()``. Raises ``InvalidToken`` for a token that
-        this processor did not give out, or not to ``bound_to``; ``Unsupported`` for a processor
-        that ``reserve()`` refuses.
-        """
-        from .contrib.reservations import reservation  # loaded when used
-
-        return reservation.from_token(self, token, bound_to=bound_to)
+        return actions.act(actions.to_requeue(self, rows, force=force))
 
     def discard(
         self, rows: QuerySet[M, M], *, reason: str = "", values: Mapping[str, Any] | None = None
@@ -201,24 +170,15 @@ class BatchProcessor(Definition[M]):
         no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
         ``requeue()``.
         """
-        return operator_actions.act(operator_actions.to_discard(self, rows, reason, values))
+        return actions.act(actions.to_discard(self, rows, reason, values))
 
     def lock_key(self, key: Any, using: str | None = None) -> None:
         """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.
 
-        For code that inserts rows of the key, or changes their order: it is the lock that workers
-        take, so that no row of the key is claimed until the transaction has ended. ``key``: a value
-        of the column, or the related row; ``None``, which is no key, locks nothing. ``using``:
-        overrides the option.
-
-        Raises ``OutsideTransaction`` outside ``atomic()``; ``InvalidOption`` without ``group_by``
-        and for a key that its column cannot have; and ``Unsupported`` on MariaDB and MySQL, and in
-        a handler of the processor itself if it is ``TRANSACTIONAL`` and has a ``max_per_group``
-        above 1.
+        For code that inserts rows of the key, or changes their order. ``key``: a value of the
+        column, or the related row; ``None``, which is no key, locks nothing.
         """
-        limits.check_alias("using", using)
-        refuse_key_with_others(self)
-        key_lock.lock_key(self, key, using)
+        lock_key(self, key, using)
 
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.
@@ -242,23 +202,15 @@ class BatchProcessor(Definition[M]):
     ) -> Report:
         """Handle the rows that are pending now, and return a report.
 
-        ``filter``: narrows this run to some of the pending rows; ANDed into both checks. ``using``:
-        overrides the option. ``limit``: the most handler calls. ``timeout``: seconds after which no
-        row starts. ``wait_for_locked``: seconds to keep coming back to rows that other workers had
-        locked; never outlasts ``timeout``. ``concurrency``: overrides the option:
-        the number of handlers in flight at once, in threads with their own connections, or as tasks
-        of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
+        ``filter``: narrows this run to some of the pending rows; ANDed into both checks. ``using``
+        and ``concurrency``: override the options. ``limit``: the most handler calls. ``timeout``:
+        seconds after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows
+        that other workers had locked. ``stop``: no row starts once it is set.
 
-        Raises ``InsideTransaction`` inside ``atomic()`` (except that of Django's own ``TestCase``),
-        ``Unsupported`` inside the processor's own handler, and while an app's ``processors.py`` is
-        imported to find its processors; ``TooManyPending`` before any handler if more rows wait
-        than ``max_pending`` and there is no ``limit``, ``StillPending`` before any handler if
-        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows
-        that fail do not raise: they are in the report. An error that ends the run, such as a lost
-        connection to the server, has the attribute ``report``: what was processed until then.
+        Rows that fail do not raise: they are in the report. An error that ends the run, such as a
+        lost connection to the server, has the attribute ``report``: what was processed until then.
         """
-        self._refuse_in_import()
-        with entered(self):
+        with self._entered():
             return Run(
                 self,
                 filter=filter,
@@ -280,18 +232,30 @@ class BatchProcessor(Definition[M]):
         that depend on the model, as ``run()`` does; and, if the flip is a function of the row that
         cannot be written to that row, the row's error.
         """
-        self._refuse_in_import()
-        with entered(self):
-            return dry_run(Run(self, filter=filter, using=using, limit=limit, concurrency=1))
+        with self._entered():
+            return dry_run(self, filter=filter, using=using, limit=limit)
 
-    def __call__(self, *rows: Never, **parameters: Unpack[RunParameters]) -> Report:
-        """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
-        validation.refuse_rows(self, rows)
-        return self.run(**parameters)
-
-    def _refuse_in_import(self) -> None:
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Refuse a run inside a run, and one while the module is imported; note this one."""
         if (module := importing.get()) is not None:
             raise Unsupported(
                 f"expected {self.name} to run after {module} is imported, got a call at module "
                 "level; move it into a function, or remove it."
             )
+        if self._identity in _running.get():
+            raise Unsupported(
+                f"{self.name}: expected the handler not to run its own processor, got a run inside "
+                "a run, which would nest once more for every row; remove the call, because the "
+                "current run takes the other rows."
+            )
+        token = _running.set((*_running.get(), self._identity))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+    def __call__(self, *rows: Any, **parameters: Any) -> Report:
+        """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
+        validation.refuse_rows(self, rows)
+        return self.run(**parameters)

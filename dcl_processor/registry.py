@@ -17,10 +17,9 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.utils.module_loading import module_has_submodule
 
-from .errors import text
-from .exceptions import InvalidOption, UnknownProcessor
-from .masking import shown
-from .processor import BatchProcessor, importing
+from dcl_processor.exceptions import InvalidOption, UnknownProcessor
+from dcl_processor.processor import BatchProcessor, importing
+from dcl_processor.report.errors import shown, text
 
 MODULE = "processors"
 

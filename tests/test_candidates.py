@@ -8,8 +8,8 @@ import pytest
 from django.db.models import Count, F, QuerySet
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import scan
-from dcl_processor.candidates.question import Question, ask
+from dcl_processor.pending import scan
+from dcl_processor.pending.question import Question, ask
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Parcel, Scan, Visit, Voucher

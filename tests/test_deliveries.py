@@ -13,7 +13,7 @@ from django.db.models import Value
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
-from dcl_processor.definition.kinds import RULES
+from dcl_processor.options.kinds import RULES
 from dcl_processor.engine.deliveries import DELIVERIES
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import archive

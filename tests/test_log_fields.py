@@ -17,7 +17,7 @@ from pythonjsonlogger.json import JsonFormatter
 from dcl_processor import BatchProcessor, Retry, log_fields
 from dcl_processor.insights.row import show
 from dcl_processor.insights.status import status
-from dcl_processor.masking import (
+from dcl_processor.report.errors import (
     LONGEST,
     LONGEST_TEXT,
     LONGEST_TRACEBACK,

@@ -16,11 +16,11 @@ from dcl_processor import Retry, Snooze, observers
 from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.prometheus.exposition import Counts
 from dcl_processor.exceptions import HandlerTimeout
-from dcl_processor.execution import calls
+from dcl_processor.engine import calls
 from dcl_processor.log_fields import Running
 from dcl_processor.metrics import LAST_SUCCESS
 from dcl_processor.observers import Handling, Observer
-from dcl_processor.report import Report
+from dcl_processor.report.report import Report
 from dcl_processor.signals import row_finished, row_started, run_finished, run_started
 from tests.contract.support import errands as the
 from tests.contract.support.onlookers import exporting, looking_on

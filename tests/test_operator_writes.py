@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import models
 
-from dcl_processor.operator_states import digest, is_same, plain
+from dcl_processor.operator.states import digest, is_same, plain
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 

@@ -29,7 +29,7 @@ from django.db.models.functions import Now, Rank, RowNumber, TruncYear, Upper
 from django.db.models.lookups import Exact
 from django.test.utils import override_settings, register_lookup
 
-from dcl_processor.candidates.question import ask, is_own_table
+from dcl_processor.pending.question import ask, is_own_table
 from dcl_processor.exceptions import InvalidPending
 from tests.models import (
     Depot,

@@ -15,8 +15,8 @@ PACKAGE, TESTS = CHECKOUT / "dcl_processor", CHECKOUT / "tests"
 CORE = PACKAGE / "core"
 
 #: What puts core and edge together for users.
-FRONT = {"dcl_processor.core", "dcl_processor.core.apps", "dcl_processor.core.decorator"}
-FRONT |= {"dcl_processor.core.holdings", "dcl_processor.core.processor"}
+FRONT = {"dcl_processor.core", "dcl_processor.apps", "dcl_processor.decorator"}
+FRONT |= {"dcl_processor.holdings", "dcl_processor.processor"}
 
 #: Prints how many of the package's modules a first processor takes.
 IMPORT = """

@@ -15,8 +15,8 @@ from django.db.models.functions import Now
 
 from dcl_processor import Report, values
 from dcl_processor.exceptions import InvalidOption, RowsFailed
-from dcl_processor.report import Failure
-from dcl_processor.runner import limits
+from dcl_processor.report.report import Failure
+from dcl_processor.engine import limits
 from tests.edge.manage import output
 
 

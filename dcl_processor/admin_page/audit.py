@@ -10,8 +10,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 
 from dcl_processor.insights import rows
-from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import shown
 
 from .models import Processor
 

@@ -11,17 +11,17 @@ from django.db.models.query import EmptyQuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
 
-from dcl_processor.candidates.question import Question
-from dcl_processor.database.time_limit import reading
-from dcl_processor.definition.model_columns import shares_keys
-from dcl_processor.diagnosis import describe, explain
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_text
 from dcl_processor.management.wording import LABELS
-from dcl_processor.masking import shown
+from dcl_processor.operator.diagnosis import describe, explain
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.options.model_columns import shares_keys
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report
+from dcl_processor.report.errors import shown
+from dcl_processor.report.report import Report
 
 from . import audit, confirming, views
 from .choosing import BUDGET, MOST, ROWS, RefusedError, Wanted, elsewhere

@@ -9,14 +9,14 @@ from typing import Any
 from django.db import router
 from django.db.models import Model, QuerySet
 
-from dcl_processor.database.time_limit import reading
-from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.insights import rows
 from dcl_processor.management.acting import DISCARD, MARK_DONE, MISSING, REQUEUE, Action
 from dcl_processor.management.command_line import keys as parsed
-from dcl_processor.operator_actions import values_to_put_back
-from dcl_processor.operator_states import default_age, is_timeless
-from dcl_processor.operator_writes import CHANGED, Write, Written
+from dcl_processor.operator.actions import values_to_put_back
+from dcl_processor.operator.states import default_age, is_timeless
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.writes import CHANGED, Write, Written
+from dcl_processor.options.model_columns import shares_keys
 from dcl_processor.processor import BatchProcessor
 
 ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}

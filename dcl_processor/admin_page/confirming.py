@@ -11,16 +11,16 @@ from django.contrib import messages
 from django.core.management.base import CommandError
 from django.http import HttpRequest
 
-from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import LONGEST_KIND, key_text
 from dcl_processor.management import wording
 from dcl_processor.management.acting import named
 from dcl_processor.management.command_line import typed_values
-from dcl_processor.masking import shown
-from dcl_processor.operator_states import default_age
-from dcl_processor.operator_writes import Written
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.states import default_age
+from dcl_processor.operator.writes import Written
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import shown
 
 from . import audit
 from .choosing import ROWS, Plan, RefusedError, Wanted, anything, choose, offered

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcl_processor import ledger
-from dcl_processor.database.time_limit import reading
-from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.management.controlling import parse_until
-from dcl_processor.masking import shown
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.time_limit import reading
 from dcl_processor.oversight import has_ledger
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import shown
 
 #: What can be done with a processor, and what it is called on a button.
 CONTROLS: Mapping[str, str] = {"pause": "Pause", "resume": "Resume"}

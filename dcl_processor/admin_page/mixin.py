@@ -21,10 +21,10 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from dcl_processor.checks.questions import check_lists
-from dcl_processor.definition.model_columns import written_columns
-from dcl_processor.masking import shown
-from dcl_processor.operator_actions import values_to_put_back
+from dcl_processor.operator.actions import values_to_put_back
+from dcl_processor.options.model_columns import written_columns
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import shown
 
 from . import permissions
 

@@ -11,19 +11,18 @@ from typing import Any
 from django.core import signing
 from django.db.models import F, Value
 
-from dcl_processor import backlog
-from dcl_processor import steady as time
-from dcl_processor.clock import utc
-from dcl_processor.diagnosis import explain
 from dcl_processor.insights import rows
 from dcl_processor.insights.answer import Answer, Asker, How
 from dcl_processor.insights.rows import key_text
 from dcl_processor.insights.status import status
 from dcl_processor.management import wording
 from dcl_processor.management.wording import LABELS
-from dcl_processor.masking import shown
+from dcl_processor.operator import backlog
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.times import span, utc
+from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import span
+from dcl_processor.report.errors import shown
 
 #: Seconds that a panel, and that all panels of one page, may take.
 PANEL, PAGE = 0.9, 6.0

@@ -15,17 +15,16 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from dcl_processor import registry
-from dcl_processor import steady as time
-from dcl_processor.clock import utc_text
-from dcl_processor.diagnosis import explain
-from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.row import show
 from dcl_processor.insights.rows import key_of, question_of
 from dcl_processor.management.wording import PARTS, holder
-from dcl_processor.masking import shown
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.times import utc_text
 from dcl_processor.oversight import has_ledger
+from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import printable, shown
 
 from . import audit, confirming, ledger, panels, permissions
 from .choosing import RefusedError, offered

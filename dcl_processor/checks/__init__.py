@@ -45,13 +45,13 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from dcl_processor import registry
-from dcl_processor.candidates.question import Question
-from dcl_processor.definition import model_columns
-from dcl_processor.definition.kinds import rules_of
+from dcl_processor.engine import limits
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.locking.slots import refuse_without_locks
+from dcl_processor.options import model_columns
+from dcl_processor.options.kinds import rules_of
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.runner import limits
 
 from . import flips, questions
 

@@ -14,11 +14,11 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db.models import CharField, Field, Model, Value
 from django.db.models.expressions import Col
 
-from dcl_processor.candidates.question import Question
-from dcl_processor.definition.model_columns import check_columns, check_own_columns, written
 from dcl_processor.exceptions import InvalidDone
+from dcl_processor.options.model_columns import check_columns, check_own_columns, written
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import constants_of, is_constant
+from dcl_processor.report.values import constants_of, is_constant
 
 from .questions import is_frozen, parts, refusals
 

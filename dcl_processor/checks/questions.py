@@ -19,12 +19,12 @@ from django.db.models.sql.where import WhereNode
 from django.utils import timezone
 
 from dcl_processor.candidates.groups import refuse_order
-from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition.groups import groups_of
-from dcl_processor.definition.model_columns import shares_keys, written_columns
-from dcl_processor.diagnosis import describe
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
 from dcl_processor.locking.key_lock import refuse_database
+from dcl_processor.operator.diagnosis import describe
+from dcl_processor.options.model_columns import shares_keys, written_columns
+from dcl_processor.pending.question import Question, ask
 from dcl_processor.processor import BatchProcessor
 
 

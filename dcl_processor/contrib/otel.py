@@ -28,13 +28,12 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from dcl_processor import __version__, observers, worker
-from dcl_processor.errors import describe
 from dcl_processor.log_fields import Running
-from dcl_processor.masking import shown
 from dcl_processor.metrics import AGES, DURATIONS
 from dcl_processor.observers import Handling, Observer
-from dcl_processor.outcomes import Discard, Snooze
-from dcl_processor.report import TRIED, Report
+from dcl_processor.report.errors import describe, shown
+from dcl_processor.report.outcomes import Discard, Snooze
+from dcl_processor.report.report import TRIED, Report
 
 SYSTEM, OPERATION = "dcl_processor", "process"
 

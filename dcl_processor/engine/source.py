@@ -1,22 +1,21 @@
-"""The candidates of a run, which its lanes share, and the order in which they are met."""
+"""The candidates of a run, and the order in which they are met."""
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
-from random import shuffle
-from threading import Condition
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from dcl_processor import steady as time
-from dcl_processor.candidates import scan
-from dcl_processor.candidates.question import Question, is_ordered
-
-from .settlement import Batch, Missed, Wanted, spare
-
-if TYPE_CHECKING:
-    from .run import Run
+from dcl_processor.engine.limits import Limits
+from dcl_processor.engine.poison import Notes
+from dcl_processor.engine.rows import Batch
+from dcl_processor.pending import scan
+from dcl_processor.pending.question import Question
+from dcl_processor.report.counters import Counters
+from dcl_processor.report.report import Stopped
+from dcl_processor.sql.steps import Claimed, Wanted
 
 #: Locked rows that one run remembers and comes back to.
 MOST_LOCKED = 10_000
@@ -27,280 +26,236 @@ MOST_MISSES = 8
 #: Rows that a worker claims without a miss before it takes itself for alone again.
 ALONE_AFTER = 100
 
-#: Seconds between two looks whether the run is to stop, of a lane that waits for another one.
-LOOK = 0.05
+#: Additional rows that a claim may choose among.
+SPARE = 48
 
 
-class Step(Enum):
-    """What a lane that has no candidates does next."""
+class Host(Protocol):
+    """What the source asks of its run."""
 
-    GO_ON = "take the candidates that are set"
+    limits: Limits
+    counters: Counters
+    stopped: Stopped | None
+    notes: Notes | None
+
+    def ask(self) -> Question[Any]:
+        """Return the question for the next window."""
+        ...
+
+    def must_stop(self) -> bool:
+        """Return whether no further row may start."""
+        ...
+
+    def let_in(self, room: int) -> int:
+        """Return how many rows the gates let start now."""
+        ...
+
+    def begin_window(self, question: Question[Any]) -> None:
+        """Take note of a window; may raise."""
+        ...
+
+
+class _Step(Enum):
+    GO_ON = "candidates may be set"
     WAIT = "wait for the rows in flight"
-    END = "end: there are no more"
 
 
 class Source:
-    """Gives rows to the lanes of a run, and takes note of what became of them.
+    """Gives rows to a run, and takes note of what became of them.
 
-    Only ``refill()`` reads, or waits. ``question``: that of the window at hand.
+    ``may_choose``: claims may name more rows than they take. ``in_flight``: rows that were given
+    and not ended.
     """
 
     #: Whether another worker has taken rows of this run not long ago.
     _among_others = False
 
-    def __init__(self, run: Run, question: Question[Any]) -> None:
-        self._run = run
-        self.question = question
-        self._lock = Condition()
+    def __init__(self, host: Host, *, is_ordered: bool, may_choose: bool) -> None:
+        self._host, self._may_choose, self._spreads = host, may_choose, not is_ordered
+        #: Whether as many rows are in flight as may be, over all workers; the waits for a place.
+        self._is_full, self._places = False, host.limits.waits()
+        self.question: Question[Any] | None = None
         self._waiting: deque[Any] = deque()
         #: Rows that were rolled back together with others, to be handled alone.
         self._alone: deque[Any] = deque()
+        #: Rows that may kill their process.
+        self._last: list[Any] = []
+        #: Rows that have a lease of a worker that is gone, and the one of them that is in flight.
+        self._leftover: deque[Any] = deque()
+        self._only: Any = None
         self._absent: list[Any] = []
         self._locked: list[Any] = []
         self._tried: set[Any] = set()
-        self._in_flight: set[Any] = set()
-        #: Whether rows may be taken out of the window's order, at a random place.
-        self._spreads = not is_ordered(question.queryset)
+        self.in_flight: set[Any] = set()
         self._got = self._missed = self._since_miss = 0
-        self._is_stale = self._is_held = False
-        #: Whether the candidates are rows that an earlier claim did not get.
-        self.is_returning = False
-        self._notes = run.notes
+        self._is_stale = self._is_returning = False
         self._phases = self._plan()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether rows are in flight."""
-        return bool(self._in_flight)
-
-    # --- what the lanes take
+    # --- what the run takes
 
     def take(self, room: int) -> Batch | None:
-        """Return the next rows to deliver, up to ``room``; ``None``: that takes a read, or a wait.
+        """Return the next rows to deliver, up to ``room``; ``None``: none now.
 
-        A row that is to be redone is alone.
+        None are left then, unless rows are in flight.
         """
-        with self._lock:
-            run = self._run
-            if self._waiting and (self._notes.known or time.monotonic() >= self._notes.look_at):
-                # Rows that were in flight when their process died are put aside.
-                for pk in self._notes.among(self._waiting):
-                    self._waiting.remove(pk)
-                    self._tried.add(pk)
-            waiting = self._alone or self._waiting
-            if not waiting or (self._is_stale and waiting is self._waiting):
+        while room > 0 and self._only not in self.in_flight:
+            if self._is_full and (self.in_flight or not self._has_place()):
                 return None
-            if run.must_stop():
+            if self._has_candidates:
+                # A limit that is just met is no reason to say that more is left.
+                return None if self._host.must_stop() else self._batch(room)
+            if self._host.stopped or next(self._phases, _Step.WAIT) is _Step.WAIT:
                 return None
-            size = min(self._room(min(room, 1) if self._alone else room), len(waiting))
-            if size <= 0:
-                return None
-            overseer = run.overseer
-            if overseer is not None and (size := overseer.take(size)) <= 0:
-                self._is_held = True
-                return None
-            # Other handlers of this run could not get the candidates that it leaves until its end.
-            is_alone = run.concurrency == 1 and run.event_loop is None
-            # A choice takes one message more if the question spans tables: only after a miss then.
-            has_missed = self._since_miss == 0 or self.question.own_table
-            may_choose = self._among_others and is_alone and has_missed
-            more = spare(self.question) if may_choose and waiting is self._waiting else 0
-            pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
-            # Race: poison row. A row that fails stays pending, and is not read again in this run.
-            self._tried.update(pks)
-            self._in_flight.update(pks)
-            window = overseer.window if overseer is not None else 0
-            return Batch(self.question, Wanted(pks, size), window)
+        return None
 
     @property
-    def has_candidates(self) -> bool:
-        """Whether there are rows to take without a read."""
-        return bool(self._alone or (self._waiting and not self._is_stale))
+    def _has_candidates(self) -> bool:
+        return bool(self._alone or self._leftover or (self._waiting and not self._is_stale))
 
-    def _room(self, size: int) -> int:
-        """Return how many of so many rows may be in flight besides those that are."""
-        run = self._run
-        in_flight = len(self._in_flight)
-        if run.limits.rows is not None:
-            size = run.limits.clip(size, run.counters.handled + in_flight)
-        is_without_slot = run.slot is not None and not run.slot.is_held()
-        if (in_flight and run.rehearsal is None) or is_without_slot:
-            return 0  # the flips are verified with the first rows
-        counters = run.counters
-        if (counters.may_be_refused or counters.streak.wrong) and counters.is_to_be_careful:
-            return min(size, 1 - in_flight)
-        return size
-
-    def refill(self, *, waits: bool = True) -> bool:
-        """Read the next window, or wait for the other lanes; return whether to go on.
-
-        ``waits``: otherwise this returns at once, because the lane has rows in flight itself.
-        """
-        with self._lock:
-            while not self._run.is_over:
-                is_waiting = self.has_candidates or self._is_held
-                if is_waiting and self._run.must_stop():
-                    return False
-                step = self._next_step(is_waiting=is_waiting)
-                if step is not Step.WAIT:
-                    self._is_held = False
-                    return step is Step.GO_ON
-                if not waits:
-                    return True
-                self._lock.wait(LOOK)
-        return False
-
-    def _next_step(self, *, is_waiting: bool) -> Step:
-        """Return what to do next; ``is_waiting``: candidates are set, or held back."""
-        if not is_waiting:
-            return next(self._phases, Step.END)
-        no_room = self._in_flight and (self._is_held or self._room(1) <= 0)
-        self._is_held = False
-        # Only the end of the rows in flight shows whether there is room.
-        return Step.WAIT if no_room else Step.GO_ON
+    def _batch(self, room: int) -> Batch | None:
+        waiting = self._alone or (deque() if self._is_stale else self._waiting)
+        if not waiting:
+            # Race: poison row. Such a row may have killed its worker, so nothing else is in flight
+            # in this process when it is tried.
+            if self.in_flight:
+                return None
+            waiting, self._only = self._leftover, self._leftover[0]
+        is_alone = waiting is not self._waiting
+        size = 1 if is_alone or self._host.counters.refusals else min(room, len(waiting))
+        most = self._host.limits.rows
+        if most is not None:
+            size = min(size, most - self._host.counters.handled - len(self.in_flight))
+        size = self._host.let_in(size)
+        if size <= 0:
+            return None
+        question = self.question
+        assert question is not None
+        chooses = self._may_choose and self._among_others and question.own_table and not is_alone
+        more = SPARE if chooses else 0
+        pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
+        # Race: poison row. A row that fails stays pending, and is not read again in this run.
+        self._tried.update(pks)
+        self.in_flight.update(pks)
+        return Batch(question, Wanted(pks, min(size, len(pks))), is_alone)
 
     # --- what became of them
 
-    def note_claim(self, batch: Batch) -> None:
+    def note_claim(self, batch: Batch, claimed: Claimed) -> None:
         """Take note of rows that a claim did not get; those that it did not reach wait again."""
-        claimed = batch.claimed
-        assert claimed is not None
         got = len(claimed.rows)
+        if batch.question.claims is not None:
+            self._note_places(batch, got)
+            if not got:
+                return
         if got == len(batch.wanted.pks) and not self._among_others:
             self._got += got
             return
-        with self._lock:
-            known, missed = {held.pk for held in claimed.rows}, claimed.missed
-            absent = [pk for pk, why in missed.items() if why is Missed.ABSENT]
-            self._absent += absent
-            self._run.counters.counts["stale"] += len(missed) - len(absent)
-            self._put_back([pk for pk in batch.wanted.pks if pk not in known and pk not in missed])
-            self._in_flight.difference_update(missed)
-            self._note_company(got, len(missed))
-            self._lock.notify_all()
+        missed = [pk for pk in claimed.visited if pk not in claimed.rows]
+        stale = [pk for pk in missed if pk in claimed.locked]
+        self._host.counters.counts["stale"] += len(stale)
+        self._absent += [pk for pk in missed if pk not in claimed.locked]
+        visited = {*claimed.visited}
+        self.put_back([pk for pk in batch.wanted.pks if pk not in visited])
+        self.in_flight.difference_update(missed)
+        self._note_company(got, len(missed), batch)
 
-    def _note_company(self, got: int, missed: int) -> None:
+    def _note_company(self, got: int, missed: int, batch: Batch) -> None:
         """Decide whether the rest of the window is stale: another worker has taken rows of it."""
         if missed:
             self._among_others, self._since_miss = True, 0
             self._missed += missed
-            # A worker that holds rows in bulk would hold those of another window, too.
             is_old = self._got > 0 or self._missed >= MOST_MISSES
-            is_short = got < self._run.size
+            is_short = got < batch.wanted.limit
             self._is_stale = self._is_stale or (self._spreads and is_old and is_short)
         elif self._among_others:
             self._since_miss += got
             self._among_others = self._since_miss < ALONE_AFTER
         self._got += got
 
-    def give_back(self, batch: Batch, *, missed: bool = False) -> None:
-        """Take rows back that were not claimed.
+    def _note_places(self, batch: Batch, got: int) -> None:
+        """Decide whether as many rows are in flight as may be: rows are pending, and not got."""
+        if got:
+            self._places = self._host.limits.waits()
+            return
+        pks = batch.wanted.pks
+        there = scan.still_pending(batch.question, pks)
+        self._host.counters.counts["stale"] += len(pks) - len(there)
+        self._is_full = bool(there)
+        self.put_back(there)
+        self._waiting.rotate(-len(there))
+        self.in_flight.difference_update(pks)
 
-        ``missed``: because of other sessions, so that a later pass asks again.
-        """
-        with self._lock:
-            pks = self._open_rows(batch)
-            batch.is_counted = True
-            if missed:
-                self._absent += pks
-                self._in_flight.difference_update(pks)
-            else:
-                self._put_back(pks)
-            self._give_tokens_back(batch, 0)
-            self._lock.notify_all()
+    def _has_place(self) -> bool:
+        """Wait a little for a place; false: it takes too long, and the run is to end."""
+        self._is_full = False
+        if next(self._places, False):
+            return True
+        self._host.stopped = "busy"
+        return False
 
-    def end(self, batch: Batch, redone: Sequence[Any] = ()) -> None:
-        """Count the rows of a batch that is over; ``redone``: are to be handled again, alone."""
-        with self._lock:
-            if batch.is_counted:
-                return
-            self._count(batch)
-            batch.is_counted = True
-            streak = self._run.counters.streak
-            if streak.is_to_move:
-                # Or rows at the head that always fail would keep the others out.
-                shuffle(self._alone)
-                streak.is_to_move, streak.has_moved = False, True
-                # In the user's order the rest of the window comes first.
-                self._waiting.rotate(-scan.place_among(self._waiting))
-                self._is_stale = self._spreads
-            claimed = batch.claimed
-            # Those that it did not get may be in flight again, in another lane.
-            pks = batch.wanted.pks if claimed is None else [held.pk for held in claimed.rows]
-            self._in_flight.difference_update(pks)
-            again = [held.pk for held, outcome in batch.ended if outcome is None]
-            self._alone.extend(redone)
-            # A claim that failed may have named more rows than it was to take.
-            behind = batch.wanted.pks[batch.wanted.limit :] if claimed is None else []
-            if again or behind:
-                self._put_back([*again, *behind])
-            if self._run.overseer is not None:
-                self._give_tokens_back(batch, len(batch.ended) - len(again))
-            self._lock.notify_all()
-
-    def _count(self, batch: Batch) -> None:
-        """Count each row once, also if an interrupt comes in between and this is called again."""
-        counters = self._run.counters
-        for held, outcome in batch.ended[batch.counted :]:
-            before = counters.handled
-            try:
-                if outcome is not None:
-                    counters.count(held.pk, outcome)
-            except BaseException:
-                # Only what comes behind the count was interrupted.
-                batch.counted += counters.handled > before
-                raise
-            batch.counted += 1
-
-    def _open_rows(self, batch: Batch) -> Sequence[Any]:
-        """Return the rows of a batch that are in flight."""
-        if batch.claimed is None:
-            return batch.wanted.pks
-        return [held.pk for held in batch.claimed.rows]
-
-    def _put_back(self, pks: Sequence[Any]) -> None:
-        self._in_flight.difference_update(pks)
+    def put_back(self, pks: Sequence[Any]) -> None:
+        """Take rows back that were not tried."""
+        self.in_flight.difference_update(pks)
         self._tried.difference_update(pks)
         self._waiting.extendleft(reversed(pks))
 
-    def _give_tokens_back(self, batch: Batch, started: int) -> None:
-        if self._run.overseer is not None:
-            self._run.overseer.give_back(batch.wanted.limit - started, batch.window)
+    def missed(self, pks: Sequence[Any]) -> None:
+        """Take rows back that another session keeps from being claimed: they are tried later."""
+        self.in_flight.difference_update(pks)
+        self._absent += pks
 
-    def settled(self, batch: Batch) -> None:
-        """Take note that rows of a batch are settled, while handlers of others are at work."""
+    def redo(self, pks: Sequence[Any]) -> None:
+        """Take rows back that failed together: they are handled one by one."""
+        self.in_flight.difference_update(pks)
+        self._alone.extend(pks)
+
+    def end(self, pks: Sequence[Any], left: Collection[Any] = ()) -> None:  # noqa: ARG002
+        """Take note that rows are over; no row is tried twice, whether it is ``left`` or not."""
+        self.in_flight.difference_update(pks)
+        counters = self._host.counters
+        if counters.is_to_move:
+            # Or rows at the head that always fail would keep the others out.
+            counters.is_to_move, counters.has_moved, self._is_stale = False, True, self._spreads
+            self._waiting.rotate(-secrets.randbelow(len(self._waiting) or 1))
+
+    def finish(self) -> None:
+        """Count the rows that others still have locked."""
+        if self._absent:
+            self._look_at_absent()
+        if self._is_returning:
+            self._locked += self._waiting  # it had to stop before it came back to these
+        counts = self._host.counters.counts
+        counts["skipped"] += len(self._locked)
 
     # --- the order
 
-    def _ask(self) -> Question[Any]:
-        return self._run.ask()
-
-    def _plan(self) -> Iterator[Step]:
+    def _plan(self) -> Iterator[_Step]:
         """Set the next candidates each time."""
         yield from self._first()
         yield from self._later()
-        yield from self._last()
+        self._alone.extend(self._last)
+        yield from self._quiet()
+        if self._host.notes is not None and self._host.stopped is None:
+            self._host.notes.suspects.clear()  # those that are left are no longer pending
 
-    def _quiet(self) -> Iterator[Step]:
+    def _quiet(self) -> Iterator[_Step]:
         """Wait for the rows in flight, and for those that are to be redone."""
-        while self._alone or self._waiting or self._in_flight:
-            has_some = self._alone or (self._waiting and not self._is_stale)
-            yield Step.GO_ON if has_some else Step.WAIT
-            self._is_stale = False
+        while self._has_candidates or self.in_flight:
+            yield _Step.GO_ON if self._has_candidates else _Step.WAIT
 
-    def _first(self) -> Iterator[Step]:
+    def _first(self) -> Iterator[_Step]:
         """Meet every candidate once."""
-        run = self._run
-        run.counters.passes += 1
-        by_key = scan.KeyScan(self._ask, self._tried)
-        windows = by_key if self._spreads else scan.ordered_scan(self._ask, self._tried)
+        host = self._host
+        host.counters.passes += 1
+        by_key = scan.KeyScan(host.ask, self._tried)
+        windows = by_key if self._spreads else scan.ordered_scan(host.ask, self._tried)
         for question, waiting in windows:
-            run.refuse_backlog(question, waiting)
             self._begin_window(question, waiting)
-            while self.has_candidates:
-                yield Step.GO_ON
-            if self._among_others or run.counters.streak.has_moved:
-                by_key.scatter()
+            while self._has_candidates:
+                yield _Step.GO_ON
+            by_key.among_others = (
+                self._among_others or host.counters.has_moved or by_key.among_others
+            )
             if len(self._absent) >= scan.WINDOW:
                 self._look_at_absent()
         self._waiting = deque()
@@ -308,70 +263,37 @@ class Source:
         self._look_at_absent()
 
     def _begin_window(self, question: Question[Any], waiting: deque[Any]) -> None:
+        self._host.begin_window(question)
         self.question, self._waiting = question, waiting
+        suspects = self._host.notes.suspects if self._host.notes is not None else ()
+        if suspects:
+            # Race: poison row. It would end each run before the rows behind it are tried.
+            bad = [pk for pk in waiting if str(pk) in suspects]
+            for pk in bad:
+                waiting.remove(pk)
+            self._tried.update(bad)
+            self._last += bad
+        left = [pk for pk in waiting if pk in question.leftover]
+        for pk in left:
+            waiting.remove(pk)
+        self._leftover.extend(left)
         self._is_stale, self._got, self._missed = False, 0, 0
         # The scan forgets the tried rows after each window, and these may be behind it.
-        for pk in self._in_flight.intersection(waiting):
+        for pk in self.in_flight.intersection(waiting):
             waiting.remove(pk)
             self._tried.add(pk)
 
-    def _later(self) -> Iterator[Step]:
+    def _later(self) -> Iterator[_Step]:
         """Come back to the rows that other sessions had locked, and only to those."""
-        run = self._run
-        waits = run.limits.waits()
-        self._spreads, self.is_returning = False, True
-        while self._locked and not run.must_stop() and next(waits, False):
-            run.counters.passes += 1
+        host = self._host
+        waits = host.limits.waits()
+        self._spreads, self._is_returning = False, True
+        while self._locked and not host.must_stop() and next(waits, False):
+            host.counters.passes += 1
             locked, self._locked = deque(self._locked), []
-            self._begin_window(self._ask(), locked)
+            self._begin_window(host.ask(), locked)
             yield from self._quiet()
             self._look_at_absent()
-
-    def _last(self) -> Iterator[Step]:
-        """Handle the rows that were in flight when their process died: one by one, and last."""
-        for pk in self._suspects_in_turn():
-            self.question, self._waiting, self.is_returning = self._ask(), deque(), False
-            self._alone.append(pk)
-            yield from self._quiet()
-            self._look_at_absent()
-
-    def close(self) -> None:
-        """Forget the plan, which refers to this object."""
-        self._phases = iter(())
-
-    def finish(self) -> None:
-        """Count the rows that others still have locked, and forget the notes of finished rows."""
-        run = self._run
-        if self._absent:
-            self._look_at_absent()
-        if self._locked:
-            run.must_stop()
-        if self.is_returning:
-            self._locked += self._waiting  # it had to stop before it came back to these
-        run.counters.counts["skipped"] += len(self._locked)
-        # A row that the run did not meet is not pending, unless the run ended before it.
-        if run.stopped is None and run.filter is None:
-            self._notes.settle([*self._locked, *self._left_suspects(), *self._leased()])
-
-    def _suspects_in_turn(self) -> list[Any]:
-        return self._notes.in_turn()
-
-    def _left_suspects(self) -> list[Any]:
-        """Return the rows that may kill their process, and that this run has not tried."""
-        return self._notes.left()
-
-    def _leased(self) -> list[Any]:
-        """Return the leased rows if processes have died: among them may be rows that these held.
-
-        Also those whose lease has lapsed: perhaps only after the run has looked for rows, so that
-        it has not come to them.
-        """
-        run = self._run
-        if run.processor.lease is None or not run.notes.deaths:
-            return []
-        # Race: poison row. Without its note, such a row would come first in the next run.
-        held = run.ask(due=False).unfiltered.filter(run.processor.lease.held()).order_by()
-        return list(held.values_list("pk", flat=True)[:MOST_LOCKED])
 
     def _look_at_absent(self) -> None:
         """Tell the rows that others have locked from those that are done: one read, without a lock.
@@ -379,8 +301,11 @@ class Source:
         SKIP LOCKED returns neither of them, and only locked rows are worth coming back to.
         """
         absent, self._absent = self._absent, []
+        if not absent or self.question is None:
+            return
         locked = scan.still_pending(self.question, absent)
-        self._run.counters.counts["stale"] += len(absent) - len(locked)
+        counts = self._host.counters.counts
+        counts["stale"] += len(absent) - len(locked)
         room = MOST_LOCKED - len(self._locked)
         self._locked += locked[:room]
-        self._run.counters.counts["skipped"] += len(locked[room:])
+        counts["skipped"] += len(locked[room:])

@@ -12,14 +12,13 @@ from typing import Any, Generic, TypeVar
 
 from django.db import connections
 
-from dcl_processor import steady as time
-from dcl_processor.clock import utc
-from dcl_processor.database.connection import is_connected
-from dcl_processor.database.contention import is_database_error, is_statement_timeout
-from dcl_processor.database.time_limit import reading
-from dcl_processor.diagnosis import explain
-from dcl_processor.operator_states import NotRecordedError
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.states import NotRecordedError
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.times import utc
+from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.sql.errors import is_connected, is_database_error, is_statement_timeout
 
 T = TypeVar("T")
 

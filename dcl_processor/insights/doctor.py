@@ -9,15 +9,15 @@ from typing import Any
 from django.db import DatabaseError, connections, router, transaction
 from django.db.models import BooleanField, F, Model, Value
 
-from dcl_processor.clock import utc_text
-from dcl_processor.database.contention import is_database_error, refuses_constant, unwritable
-from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.groups import groups_of
-from dcl_processor.definition.kinds import rules_of
-from dcl_processor.definition.model_columns import own_columns, written_columns
-from dcl_processor.diagnosis import describe, explain, one_line
-from dcl_processor.masking import shown
+from dcl_processor.operator.diagnosis import describe, explain, one_line
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.times import utc_text
+from dcl_processor.options.kinds import rules_of
+from dcl_processor.options.model_columns import own_columns, written_columns
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import shown
+from dcl_processor.sql.errors import is_database_error, refuses_constant, unwritable
 
 from . import catalog, rows
 from .answer import TIMEOUT, Finding, Level, ok, problem, unknown, warning

@@ -13,11 +13,11 @@ from django.db import connections
 from django.db.models import Index, Model, QuerySet
 
 from dcl_processor.candidates import groups, scan
-from dcl_processor.candidates.question import Question
-from dcl_processor.database.time_limit import reading
-from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.options import model_columns
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
 
 from . import catalog, pending_index, rows

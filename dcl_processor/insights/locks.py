@@ -17,8 +17,8 @@ from typing import Any
 from django.db import connections
 from django.db.models import Func, Model, QuerySet, TextField
 
-from dcl_processor.candidates.question import Question
-from dcl_processor.errors import printable
+from dcl_processor.pending.question import Question
+from dcl_processor.report.errors import printable
 
 from . import catalog
 from .answer import Answer

@@ -26,12 +26,12 @@ from django.db.models.functions import Now
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, OR, WhereNode
 
-from dcl_processor.candidates.question import PLAIN_LOOKUPS, Question, demanded, order_of
-from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, groups_of
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.pending.question import PLAIN_LOOKUPS, Question, demanded, order_of
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
+    from dcl_processor.options.options import Definition
 
 #: Lookups that compare a column's value with others.
 _COMPARISONS = frozenset({"exact", "in", "gt", "gte", "lt", "lte", "range"})

@@ -9,14 +9,14 @@ from typing import Any
 from django.db.models import Model, Q
 
 from dcl_processor.candidates.groups import head, in_flight
-from dcl_processor.candidates.question import Question, these
-from dcl_processor.clock import DatabaseNow, utc_text
 from dcl_processor.definition.groups import Key, groups_of
-from dcl_processor.definition.model_columns import own_columns
-from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import claimed, flag, is_timeless
+from dcl_processor.operator.states import claimed, flag, is_timeless
+from dcl_processor.operator.times import span, utc_text
+from dcl_processor.options.model_columns import own_columns
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.pending.question import Question, these
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import span
+from dcl_processor.report.errors import masked, shown
 
 from . import rows
 from .answer import TIMEOUT, Answer, Asker, How, Moment, document_of

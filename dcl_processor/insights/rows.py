@@ -13,15 +13,14 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Substr
 from django.db.models.query import EmptyQuerySet
 
-from dcl_processor.backlog import question_of
-from dcl_processor.candidates.question import Question
-from dcl_processor.clock import DatabaseNow
-from dcl_processor.definition.kinds import rules_of
-from dcl_processor.errors import printable
-from dcl_processor.masking import masked, shown
-from dcl_processor.operator_states import NotRecordedError, default_age, given_up, has_attempts_left
+from dcl_processor.operator.backlog import question_of
+from dcl_processor.operator.states import NotRecordedError, default_age, given_up, has_attempts_left
+from dcl_processor.options.kinds import rules_of
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import as_timedelta
+from dcl_processor.report.errors import masked, printable, shown
+from dcl_processor.report.values import as_timedelta
 
 from .answer import Answer, How
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F, Q, QuerySet
 
 from dcl_processor import backlog, oversight
-from dcl_processor.candidates import scan
-from dcl_processor.candidates.question import Question
-from dcl_processor.clock import DatabaseNow
-from dcl_processor.diagnosis import explain
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.pending import scan
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
 
 from . import rows

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 
 from django.db import connections
 
-from dcl_processor import steady as time
-from dcl_processor.errors import printable
-from dcl_processor.locking.isolation import from_test_case
-from dcl_processor.masking import described
+from dcl_processor.pending import steady as time
+from dcl_processor.report.errors import described, printable
+from dcl_processor.sql.isolation import from_test_case
 
 from .models import alias
 

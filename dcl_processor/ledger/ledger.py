@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor import steady as time
-from dcl_processor.database.contention import may_pass
-from dcl_processor.diagnosis import describe
+from dcl_processor.operator.diagnosis import describe
 from dcl_processor.oversight import Progress
-from dcl_processor.report import Report
+from dcl_processor.pending import steady as time
+from dcl_processor.report.report import Report
+from dcl_processor.sql.errors import may_pass
 
 from .desk import POLL, Desk, UnreachableError, is_inline
 from .models import TEXT, alias, ensure
@@ -23,8 +23,8 @@ from .records import prune
 from .tokens import Grant, Tokens, take
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
-    from dcl_processor.runner.counters import Counters
+    from dcl_processor.options.options import Definition
+    from dcl_processor.report.counters import Counters
 
 #: Seconds between two notes of a process that it has looked for rows of a processor.
 LOOK_EVERY = 5.0

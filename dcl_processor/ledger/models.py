@@ -18,7 +18,7 @@ from typing import Any
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import QuerySet
 
-from dcl_processor.database.time_limit import lock_timeout
+from dcl_processor.operator.time_limit import lock_timeout
 from dcl_processor.worker import HOST
 
 #: Characters: of a processor's name, a person, and a text.

@@ -17,12 +17,12 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
 
-from dcl_processor import steady as time
-from dcl_processor.clock import DatabaseNow, Later
-from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.pending import steady as time
+from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
+from dcl_processor.report.errors import printable
+from dcl_processor.report.values import TEN_YEARS, expect_seconds, expect_type
 from dcl_processor.worker import this_user
 
 from .models import NAME, PERSON, TEXT, Control, alias, bounded_wait, ensure, row_of

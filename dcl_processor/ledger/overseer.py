@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.oversight import Hold
-from dcl_processor.report import Report
+from dcl_processor.report.report import Report
 
 from .desk import POLL, is_inline
 from .orders import Orders
 from .recording import Work
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
-    from dcl_processor.runner.counters import Counters
+    from dcl_processor.options.options import Definition
+    from dcl_processor.report.counters import Counters
 
     from .ledger import Ledger, Record
 

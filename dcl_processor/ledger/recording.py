@@ -16,10 +16,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from dcl_processor import steady as time
-from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.oversight import Progress
-from dcl_processor.report import COUNTS
+from dcl_processor.pending import steady as time
+from dcl_processor.pending.clock import DatabaseNow, Later
+from dcl_processor.report.report import COUNTS
 from dcl_processor.worker import host
 
 from .models import Look, RecordedRun, alias

@@ -11,8 +11,8 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 
 from dcl_processor.clock import DatabaseNow, Later, utc, utc_text
-from dcl_processor.report import TRIED
-from dcl_processor.values import TEN_YEARS, as_timedelta, expect_seconds
+from dcl_processor.report.report import TRIED
+from dcl_processor.report.values import TEN_YEARS, as_timedelta, expect_seconds
 
 from .models import TEXT, Control, Look, OperatorAction, Plain, RecordedRun, alias, bounded_wait
 from .orders import ALL, Subject, is_paused, name_of, person

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dcl_processor import steady as time
-from dcl_processor.clock import DatabaseNow, utc
+from dcl_processor.operator.times import utc
 from dcl_processor.oversight import Hold
+from dcl_processor.pending import steady as time
+from dcl_processor.pending.clock import DatabaseNow
 
 from .desk import UnreachableError
 from .models import ensure, row_of

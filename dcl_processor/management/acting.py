@@ -19,14 +19,13 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
 
 from dcl_processor import log_fields, operator_actions, oversight
-from dcl_processor.database.contention import is_database_error, is_statement_timeout
-from dcl_processor.database.time_limit import reading
-from dcl_processor.diagnosis import explain
-from dcl_processor.errors import printable
-from dcl_processor.masking import shown
-from dcl_processor.operator_writes import CHANGED, Choice, Write, Written
+from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.writes import CHANGED, Choice, Write, Written
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import Values
+from dcl_processor.report.errors import printable, shown
+from dcl_processor.report.values import Values
+from dcl_processor.sql.errors import is_database_error, is_statement_timeout
 from dcl_processor.worker import this_user
 
 from . import wording

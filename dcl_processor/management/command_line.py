@@ -14,11 +14,11 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import JSONField, Model
 
 from dcl_processor import registry
-from dcl_processor.diagnosis import explain
-from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError, UnknownProcessor
+from dcl_processor.operator.diagnosis import explain
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import DAY
+from dcl_processor.report.errors import printable
+from dcl_processor.report.values import DAY
 
 from .conditions import duration
 

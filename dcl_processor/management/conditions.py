@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.values import parse_duration
+from dcl_processor.operator.times import parse_duration
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer

@@ -16,15 +16,14 @@ from django.db import Error
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from dcl_processor.clock import utc_text
-from dcl_processor.database.contention import is_statement_timeout
-from dcl_processor.database.time_limit import reading
-from dcl_processor.diagnosis import one_line
-from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.operator.diagnosis import one_line
+from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.times import parse_duration, utc_text
 from dcl_processor.oversight import LEDGER, has_ledger
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import parse_duration
+from dcl_processor.report.errors import printable
+from dcl_processor.sql.errors import is_statement_timeout
 
 from . import wording
 from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, choose, whole

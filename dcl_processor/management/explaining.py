@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 
-from dcl_processor.diagnosis import Trouble
-from dcl_processor.errors import escaped, printable
+from dcl_processor.operator.diagnosis import Trouble
+from dcl_processor.report.errors import escaped, printable
 
 from .command_line import NOT_FOUND_OUT, add_names, add_time_limit, choose, named_or_all
 from .output import Output

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor import observers
-from dcl_processor.masking import described
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.visible import Notifier
+from dcl_processor.report.errors import described
 
 from .command_line import USAGE_ERROR
 

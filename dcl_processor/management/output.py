@@ -17,13 +17,13 @@ from django.core.management.base import OutputWrapper
 from django.db.models import Q
 
 from dcl_processor import registry
-from dcl_processor.diagnosis import Trouble, describe
-from dcl_processor.errors import printable, traceback_text
-from dcl_processor.masking import shown_traceback
+from dcl_processor.operator.diagnosis import Trouble, describe
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.visible import logs_to_stderr, operations
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import DryRun, Failure, Report
+from dcl_processor.report.dry_run import DryRun
+from dcl_processor.report.errors import printable, shown_traceback, traceback_text
+from dcl_processor.report.report import Failure, Report
 from dcl_processor.signals import OnRow
 
 

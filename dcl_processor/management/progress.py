@@ -12,8 +12,8 @@ from rich.table import Column
 from rich.text import Text
 
 from dcl_processor.insights.answer import Answer
+from dcl_processor.operator.times import span
 from dcl_processor.signals import OnRow
-from dcl_processor.values import span
 
 #: Seconds over which the rate is measured.
 WINDOW = 60.0

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor.diagnosis import explain
-from dcl_processor.errors import printable
+from dcl_processor.operator.diagnosis import explain
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.report.errors import printable
 
 from . import wording
 from .command_line import NOT_FOUND_OUT, add_time_limit, choose, keys, named_or_all

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import operator_actions, registry
-from dcl_processor.diagnosis import Trouble
-from dcl_processor.errors import printable
+from dcl_processor import registry
+from dcl_processor.operator import actions as operator_actions
+from dcl_processor.operator.diagnosis import Trouble
+from dcl_processor.report.errors import printable
 
 from . import conditions, wording
 from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, add_time_limit, named_or_all

@@ -12,16 +12,16 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import steady as time
-from dcl_processor.diagnosis import Trouble, in_doubt
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log
+from dcl_processor.operator.diagnosis import Trouble, in_doubt
+from dcl_processor.operator.times import span
+from dcl_processor.pending import steady as time
 from dcl_processor.processes import pool
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.news import Died, News
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report
-from dcl_processor.values import span
+from dcl_processor.report.report import Report
 from dcl_processor.watch.notify import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.clock import utc_text
-from dcl_processor.errors import printable
-from dcl_processor.values import span
+from dcl_processor.operator.times import span, utc_text
+from dcl_processor.report.errors import printable
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer, Moment

@@ -33,9 +33,9 @@ from typing import Any
 from django.db import connections
 
 from dcl_processor import worker
-from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.report import Report
+from dcl_processor.operator.diagnosis import Trouble, describe, one_line
+from dcl_processor.report.report import Report
 from dcl_processor.watch.watch import Event
 
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce, replaced

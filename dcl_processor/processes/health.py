@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dcl_processor import steady as time
 from dcl_processor.execution import calls
+from dcl_processor.pending import steady as time
 
 from . import monitor
 from .graceful_stop import Stop

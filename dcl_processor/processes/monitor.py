@@ -10,10 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from dcl_processor import steady as time
 from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
-from dcl_processor.values import span
+from dcl_processor.operator.times import span
+from dcl_processor.pending import steady as time
 
 from .news import AtWork, Beat, clock
 

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dcl_processor import steady as time
-from dcl_processor.diagnosis import ErrorInWorker, Trouble, describe
-from dcl_processor.errors import printable, represent
 from dcl_processor.execution.calls import Call
-from dcl_processor.report import Report
+from dcl_processor.operator.diagnosis import ErrorInWorker, Trouble, describe
+from dcl_processor.pending import steady as time
+from dcl_processor.report.errors import printable, represent
+from dcl_processor.report.report import Report
 from dcl_processor.watch.watch import Event
 
 #: Rows that are named, and the characters of a key.

@@ -17,11 +17,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
 
 from dcl_processor import backlog, observers, oversight, registry, worker
-from dcl_processor import steady as time
-from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.operator.diagnosis import Trouble
+from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report, Stopped
+from dcl_processor.report.report import Report, Stopped
 from dcl_processor.signals import OnRow, row_callback
 from dcl_processor.watch.watch import Counted, Plan, Watch
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
-from dcl_processor import steady as time
-from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.steady import backoff
+from dcl_processor.operator.diagnosis import Trouble, describe
+from dcl_processor.operator.times import backoff
+from dcl_processor.pending import steady as time
 from dcl_processor.watch.watch import POLL_IDLE
 
 from .child import SOON, Child, Work, is_program, signals_blocked

@@ -24,7 +24,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from dcl_processor.errors import printable
+from dcl_processor.report.errors import printable
 
 #: Bytes of ``application_name`` that PostgreSQL keeps, and characters of a host's name in it.
 LONGEST, HOST = 63, 8

@@ -15,15 +15,15 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
-from dcl_processor import steady as time
-from dcl_processor.backlog import question_of
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.interrupts import Interruption
-from dcl_processor.locking.isolation import from_test_case, refuse_outer_transaction
+from dcl_processor.operator.backlog import question_of
+from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import COUNTS, Report
+from dcl_processor.report.interrupts import Interruption
+from dcl_processor.report.report import COUNTS, Report
+from dcl_processor.report.values import expect_whole_number
 from dcl_processor.signals import row_finished
-from dcl_processor.values import expect_whole_number
+from dcl_processor.sql.isolation import from_test_case, refuse_outer_transaction
 
 from .settling import HandlerAsserted, asserting, raise_asserted, watched
 

@@ -12,14 +12,14 @@ from typing import Any, Literal, NoReturn, TypeVar
 from django.db import connections
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.backlog import question_of
-from dcl_processor.candidates.question import Question
-from dcl_processor.clock import DatabaseNow
-from dcl_processor.errors import describe
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.interrupts import Interruption
+from dcl_processor.operator.backlog import question_of
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report
+from dcl_processor.report.errors import describe
+from dcl_processor.report.interrupts import Interruption
+from dcl_processor.report.report import Report
 
 M = TypeVar("M", bound=Model)
 P = TypeVar("P", bound=BatchProcessor[Any])

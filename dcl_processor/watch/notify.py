@@ -11,20 +11,17 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import Error, connections, transaction
 
-from dcl_processor import steady as time
-from dcl_processor.candidates.question import ask
-from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.masking import described
-from dcl_processor.steady import backoff
-
-if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
-    from dcl_processor.processor import BatchProcessor
+from dcl_processor.operator.diagnosis import one_line
+from dcl_processor.operator.times import backoff
+from dcl_processor.options.options import Definition
+from dcl_processor.pending import steady as time
+from dcl_processor.pending.question import ask
+from dcl_processor.report.errors import described
 
 logger = logging.getLogger("dcl_processor")
 
@@ -167,7 +164,7 @@ class Listener:
         return set(self.names.values())
 
 
-def aliases(processors: Iterable[BatchProcessor[Any]], using: str | None) -> dict[str, str]:
+def aliases(processors: Iterable[Definition[Any]], using: str | None) -> dict[str, str]:
     """Return the alias on which each processor is woken, by the processor's name.
 
     Leaves out processors whose question cannot be asked: the run will report why.

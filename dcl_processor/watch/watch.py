@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import close_old_connections
 
-from dcl_processor import steady as time
-from dcl_processor.diagnosis import Trouble
+from dcl_processor.operator.diagnosis import Trouble
+from dcl_processor.operator.times import backoff
 from dcl_processor.oversight import Progress
-from dcl_processor.report import TRIED, Report
-from dcl_processor.steady import backoff
+from dcl_processor.pending import steady as time
+from dcl_processor.report.report import TRIED, Report
 
 from . import notify
 from .notify import Listener, aliases

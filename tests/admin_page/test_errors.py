@@ -16,9 +16,9 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from dcl_processor import Retry, registry
-from dcl_processor.diagnosis import Trouble
+from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.ledger import history
-from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
+from dcl_processor.report.errors import LONGEST_TEXT, LONGEST_TRACEBACK
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import LONGEST_STATUS, Health
 from dcl_processor.processes.news import Worker

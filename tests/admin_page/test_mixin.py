@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
-from dcl_processor.definition.model_columns import shares_keys
+from dcl_processor.options.model_columns import shares_keys
 from sample_app.shop.admin import PaymentAdmin
 from sample_app.shop.models import Cart, Order, Payment, StockReturn
 from sample_app.shop.processors import expire_carts

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor.engine.source import Source
-from dcl_processor.runner import limits
+from dcl_processor.engine import limits
 from tests.contract.support.clocks import Clock
 from tests.contract.support.errands import our_threads
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand

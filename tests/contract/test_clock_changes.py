@@ -17,9 +17,9 @@ from django.test import override_settings
 from django.utils import timezone
 
 from dcl_processor import Lease, Snooze, clock
-from dcl_processor.candidates.question import ask
+from dcl_processor.pending.question import ask
 from dcl_processor.checks import check_found
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.exceptions import ReservationLost, Unsupported
 from dcl_processor.registry import Found
 from tests.contract.support import errands as the

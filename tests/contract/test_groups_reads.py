@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from dcl_processor import Lease
 from dcl_processor.candidates import groups as reads
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.row import show

@@ -18,7 +18,7 @@ from dcl_processor.engine import recovery
 from dcl_processor.engine.settlement import Claimed, Missed
 from dcl_processor.exceptions import HandlerTimeout, InsideTransaction, Unsupported
 from dcl_processor.execution import calls, time_limit
-from dcl_processor.interrupts import HandlerCancelled
+from dcl_processor.report.interrupts import HandlerCancelled
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.heartbeat import until

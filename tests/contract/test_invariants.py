@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Report
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
 from tests.contract.support.batches import statements

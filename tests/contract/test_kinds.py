@@ -24,7 +24,7 @@ from django.utils import timezone, translation
 from freezegun import freeze_time
 
 from dcl_processor import Lease, Retry
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from dcl_processor.engine import lane, settling
 from dcl_processor.exceptions import InsideTransaction
 from tests.contract.support import errands as the

@@ -14,7 +14,7 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.engine import lane
 from dcl_processor.exceptions import TransactionLost, Unsupported
-from dcl_processor.locking.isolation import ReadCommitted
+from dcl_processor.sql.isolation import ReadCommitted
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock

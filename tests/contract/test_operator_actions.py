@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry, operator_actions
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
-from dcl_processor.operator_actions import to_mark_done, to_requeue
-from dcl_processor.operator_writes import Write, Written
+from dcl_processor.operator.actions import to_mark_done, to_requeue
+from dcl_processor.operator.writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, time_limits, uncommitted

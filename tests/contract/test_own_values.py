@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from dcl_processor.runner.counters import Counters
+from dcl_processor.report.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_ROW_LOCKS

@@ -18,7 +18,7 @@ from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batc
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.contrib.reservations import hold as held
 from dcl_processor.contrib.reservations.hold import Found, HandOut
-from dcl_processor.definition.kinds import TAKEN_AWAY
+from dcl_processor.options.kinds import TAKEN_AWAY
 from dcl_processor.engine import settling
 from dcl_processor.exceptions import (
     InsideTransaction,

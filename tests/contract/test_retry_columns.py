@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import Snooze
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.exceptions import AttemptsUsedUp
 from tests.contract.support import dispatches as the
 from tests.contract.support.reports import assert_run

@@ -15,8 +15,8 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Report, batch_processor
-from dcl_processor.candidates import scan
-from dcl_processor.candidates.question import ask
+from dcl_processor.pending import scan
+from dcl_processor.pending.question import ask
 from tests.contract.support import errands as the
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import before_lock
 from tests.contract.support.own_shapes import OWN

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from dcl_processor.engine.settlement import SPARE
 from dcl_processor.engine.source import MOST_MISSES
 from tests.contract.support.parcels import parcels, processor

@@ -14,7 +14,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor
-from dcl_processor.runner.counters import Counters
+from dcl_processor.report.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand

@@ -12,7 +12,7 @@ from django.db.models import F
 
 from dcl_processor import Report
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
-from dcl_processor.runner.counters import MOST_FROM_THE_START
+from dcl_processor.report.counters import MOST_FROM_THE_START
 from dcl_processor.settlement.writing import NotWritten
 from tests.contract.support import errands as the
 from tests.contract.support.batches import statements

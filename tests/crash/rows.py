@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 
 from dcl_processor import BatchProcessor
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.pending.clock import DatabaseNow
 from tests.crash.processors import FAILS, PLAIN
 from tests.models import Depot, Errand, Parcel
 

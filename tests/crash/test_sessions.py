@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
 from tests.crash import processors

@@ -37,7 +37,7 @@ from dcl_processor.insights import doctor
 from dcl_processor.ledger.records import Pause, Recorded, RecordedAction, State
 from dcl_processor.management.commands.processors import MODULES, Command
 from dcl_processor.processor import RunParameters
-from dcl_processor.report import DryRun, Failure
+from dcl_processor.report.report import DryRun, Failure
 from dcl_processor.testing.racing import Race
 from tests.docs.blocks import FOLLOWED
 from tests.docs.signatures import parameters, shown, value_of

@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from dcl_processor.execution import calls
+from dcl_processor.engine import calls
 from dcl_processor.processes import child, monitor
 from dcl_processor.processes.child import Work
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.news import Died, Worker
 from dcl_processor.processes.pool import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
-from dcl_processor.report import Report
+from dcl_processor.report.report import Report
 from tests.edge.manage import python
 from tests.hanging import works
 

@@ -18,7 +18,7 @@ from django.db import connection
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from dcl_processor.runner import in_flight
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import at_gate, processors, started

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from dcl_processor.execution import calls
-from dcl_processor.execution.calls import Call
+from dcl_processor.engine import calls
+from dcl_processor.engine.calls import Call
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.processes import monitor as judging

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import operator_writes
-from dcl_processor.worker import this_user
+from dcl_processor.options.worker import this_user
 from tests.edge.manage import Install, Manage, execute, processors
 from tests.edge.stuck import DEAD, OF_ERRORS, another_session, claimed, on_a_terminal
 from tests.models import Errand, Message, Sample, Seat

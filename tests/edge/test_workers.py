@@ -27,14 +27,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcl_processor import Report
-from dcl_processor.diagnosis import Trouble
+from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop, polite_stop
 from dcl_processor.processes.news import Died, portable
 from dcl_processor.processes.pool import Outcomes
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
-from dcl_processor.report import Failure
+from dcl_processor.report.report import Failure
 from tests.edge.manage import alias, at_gate, processors, python, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.candidates import scan
+from dcl_processor.pending import scan
 from dcl_processor.engine import settling
 from dcl_processor.engine.source import Source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcl_processor.execution import calls
+from dcl_processor.engine import calls
 from dcl_processor.processes import monitor
 from tests.settings import *  # noqa: F403
 from tests.settings import FEW_APPS

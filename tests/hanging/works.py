@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dcl_processor.processes.child import Send
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.report import Report
+from dcl_processor.report.report import Report
 
 
 def hang(folder: Path) -> None:

@@ -14,10 +14,10 @@ import psycopg
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from dcl_processor.core.keys.claim import Claims
-from dcl_processor.core.keys.limits import Limit, Mark
-from dcl_processor.core.pending.clock import DatabaseNow
-from dcl_processor.core.sql.compiled import Statement
+from dcl_processor.keys.claim import Claims
+from dcl_processor.keys.limits import Limit, Mark
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.sql.compiled import Statement
 from tests.models import Call
 
 TABLE = Call._meta.db_table

@@ -18,12 +18,12 @@ import pytest
 from django.db import connection
 from django.db.models import F, Q
 
-from dcl_processor.core.keys import claim as claim_module
-from dcl_processor.core.keys.claim import Claims
-from dcl_processor.core.keys.limits import Limit
-from dcl_processor.core.keys.turns import Turns
-from dcl_processor.core.keys.window import Reads
-from dcl_processor.core.sql.compiled import Statement
+from dcl_processor.keys import claim as claim_module
+from dcl_processor.keys.claim import Claims
+from dcl_processor.keys.limits import Limit
+from dcl_processor.keys.turns import Turns
+from dcl_processor.keys.window import Reads
+from dcl_processor.sql.compiled import Statement
 from tests.keyed.sessions import (
     FREE,
     LEASE,

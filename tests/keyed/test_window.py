@@ -11,9 +11,9 @@ import pytest
 from django.db import connection
 from django.db.models import Q
 
-from dcl_processor.core.keys import window
-from dcl_processor.core.keys.turns import Turns
-from dcl_processor.core.keys.window import Found, Reads
+from dcl_processor.keys import window
+from dcl_processor.keys.turns import Turns
+from dcl_processor.keys.window import Found, Reads
 from tests.keyed.sessions import FREE, LEASE, WAITED, own_table
 from tests.models import Call, Depot
 

@@ -24,7 +24,7 @@ from dcl_processor.contrib import prometheus
 from dcl_processor.ledger import records
 from dcl_processor.ledger.models import Control, RecordedRun
 from dcl_processor.management import controlling
-from dcl_processor.worker import this_user
+from dcl_processor.options.worker import this_user
 from tests.contract.support import errands as the
 from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures
 from tests.edge.manage import Manage, Ran, at_gate, started

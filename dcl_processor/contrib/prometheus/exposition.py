@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from dcl_processor.log_fields import Running
 from dcl_processor.metrics import AGES, DURATIONS, LAST_SUCCESS, ROWS, Samples, added, succeeded
 from dcl_processor.observers import Handling, Observer
-from dcl_processor.report import TRIED, Report
+from dcl_processor.report.report import TRIED, Report
 
 RETRIES, LOST_LEASES = "dcl_processor_retries", "dcl_processor_lost_leases"
 HANDLER = "dcl_processor_handler_duration_seconds"

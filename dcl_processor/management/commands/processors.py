@@ -12,10 +12,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import close_old_connections, connections
 from django.db.models import Q
 
-from dcl_processor import diagnosis, registry
-from dcl_processor import steady as time
+from dcl_processor import registry
 from dcl_processor.checks import refusals
-from dcl_processor.diagnosis import Trouble
 from dcl_processor.management import (
     acting,
     controlling,
@@ -36,12 +34,15 @@ from dcl_processor.management.command_line import (
     whole,
 )
 from dcl_processor.management.output import Output
+from dcl_processor.operator import diagnosis
+from dcl_processor.operator.diagnosis import Trouble
+from dcl_processor.pending import steady as time
 from dcl_processor.processes import child, pool
 from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Report
+from dcl_processor.report.report import Report
 
 #: Actions with a module of their own, each of which has ``HELP``, ``add_arguments(parser)`` and
 #: ``handle(output, options)``; an ``Action`` writes to rows, and the others ask.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict, Unpack
 
 from dcl_processor import Report
-from dcl_processor.report import COUNTS, Stopped
+from dcl_processor.report.report import COUNTS, Stopped
 
 
 class Counts(TypedDict, total=False):

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from dcl_processor import BatchProcessor, Retry
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.pending.clock import DatabaseNow
 from tests.contract.support import errands as the
 from tests.models import Errand
 

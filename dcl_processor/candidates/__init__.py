@@ -1,1 +1,0 @@
-"""Stage 1: which rows to try, read without a lock."""

@@ -1,1 +1,0 @@
-"""Facts about the connection, its driver and its errors, for all stages."""

@@ -1,1 +1,0 @@
-"""What the user writes, and the checks of it at definition."""

@@ -1,0 +1,288 @@
+"""The values that are written to a row: its flip, or what records its failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.models import Model, QuerySet, Value
+from django.db.transaction import atomic
+
+from dcl_processor.engine.rows import Row
+from dcl_processor.options.model_columns import check_columns
+from dcl_processor.options.options import Definition
+from dcl_processor.report.counters import log
+from dcl_processor.report.errors import add_note, described
+from dcl_processor.report.exceptions import (
+    AttemptsUsedUp,
+    InvalidDone,
+    InvalidOption,
+    ProcessorError,
+)
+from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.outcomes import Discarded, Failed, Outcome, Snoozed
+from dcl_processor.report.values import Values, is_constant
+from dcl_processor.sql.steps import Write
+
+#: The errors of a flip from which Django cannot build a statement.
+UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError)
+
+
+def invalid_done(label: str, error: BaseException) -> InvalidDone:
+    """Return the error for a flip from which Django cannot build a statement."""
+    if isinstance(error, FieldError):
+        return InvalidDone(f"{label}: expected done to name columns, got: {error}")
+    return InvalidDone(
+        f"{label}: expected done to give columns values that they can hold, got {described(error)}"
+    )
+
+
+def fixed_flip(processor: Definition[Any]) -> Values | None:
+    """Return the flip if it is the same for all rows; ``None``: it depends on the row."""
+    done = processor.done if processor._has_fixed_flip else None
+    if done is None or any(map(callable, done.values())):
+        return None
+    return with_cleared_retry(processor, done)
+
+
+def flips(handled: Sequence[Row]) -> list[Write]:
+    """Return what to write to the handled rows; rows with the same values are one write."""
+    found: dict[Any, tuple[Values, list[Any]]] = {}
+    last: Values | None = None
+    key: Any = None
+    for row in handled:
+        if row.flip is not last:  # a fixed flip is one object
+            last, key = row.flip, likeness(row.flip)
+        found.setdefault(key, (row.flip, []))[1].append(row.pk)
+    return [Write(values, pks, asks=True) for values, pks in found.values()]
+
+
+def likeness(values: Values) -> Any:
+    """Return a key that is equal for values that are written alike."""
+    try:
+        key = tuple((name, type(value), repr(value), value) for name, value in values.items())
+        hash(key)
+    except Exception:  # noqa: BLE001  # no hash(), or none that works
+        return id(values)
+    return key if all(map(is_constant, values.values())) else id(values)
+
+
+def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]) -> None:
+    """Raise if the handler has moved the row to another key, under which it is still pending."""
+    key = row.instance.pk
+    if key == row.pk or None in (key if isinstance(key, tuple) else (key,)):
+        return
+    # A copy of a row has another key, too, but the original row still exists.
+    if table.filter(pk=key).exists() and not table.filter(pk=row.pk).exists():
+        raise ProcessorError(
+            f"{processor.name}: expected the handler not to change its row's primary key, got row "
+            f"{row.pk} with the key {key}; change another column, or create a new row."
+        )
+
+
+def used_up(processor: Definition[Any], row: Row) -> Failed:
+    """Return the outcome of a row that has no attempts left, and was not given up on."""
+    assert processor.retry is not None
+    is_known = processor.is_transactional or not row.is_leftover
+    return Failed(AttemptsUsedUp(processor.retry.max_attempts or 0, is_known=is_known))
+
+
+def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
+    """Return the values that take a handled row out of pending, or raise ``InvalidDone``."""
+    values = given(processor, row, *([result] if processor._flip_needs_result else []))
+    return with_cleared_retry(processor, values)
+
+
+def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
+    """Add the values that the retry columns of a row without failures contain.
+
+    A row may become pending again. Failures and claims from before its success would then use up
+    its attempts. The user's own values for these columns win.
+    """
+    return values if processor.retry is None else {**processor.retry.untried_values(), **values}
+
+
+def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
+    """Return what ``done`` gives for a row; ``arguments``: the result, if it takes that."""
+    if processor._has_fixed_flip:
+        return processor.done or {}  # checked before the run
+    label = processor.name
+    try:
+        values: Any = processor.get_done(row, *arguments)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        raise InvalidDone(
+            f"{label}: expected done to return a mapping of column names to values, such as "
+            f"{{'sent': True}}, got {type(error).__name__} raised by it: {described(error)}"
+        ) from error
+    if not isinstance(values, Mapping):
+        raise InvalidDone(
+            f"{label}: expected done to return a mapping of column names to values, such as "
+            f"{{'sent': True}}, got {values!r:.100}."
+        )
+    check_columns(values, type(row), label)
+    # A copy, because the function may reuse the mapping, or a Value in it, for the next row.
+    return {name: copy(value) if type(value) is Value else value for name, value in values.items()}
+
+
+# --- of a row that was not handled
+
+
+def notes(
+    processor: Definition[Any],
+    row: Row,
+    outcome: Outcome,
+    undone: Values | None = MappingProxyType({}),
+) -> tuple[Outcome, Values]:
+    """Return the outcome to report for a row that was not handled, and the values to write to it.
+
+    ``undone``: the values that restore the row as it was before its claim; ``None``: it cannot be
+    restored.
+    """
+    retry, instance, attempt = processor.retry, row.instance, row.attempt
+    model = type(instance)
+    match outcome:
+        case Discarded(error):
+            values = _dead_letter(processor, instance, error)
+            if values:
+                noted: Values = retry.given_up(error, attempt, model) if retry else {}
+                return outcome, {**noted, **values}
+            if not processor._has_dead_letter:
+                error = _without(processor, "failed", "Discard", "pending")
+            # The attempt counts, as that of a handler that discards its row does.
+            tried = retry.after(error, attempt, model) if retry else {}
+            return Failed(error), tried
+        case Snoozed():
+            return _snoozed(processor, outcome, undone)
+        case Failed(error) if retry is None:
+            # The first failure is the last. A flip that could not be written gives no row up: the
+            # cause is mostly a mistake in ``done``, which affects all rows.
+            noted = {} if outcome.handled else _dead_letter(processor, instance, error)
+            return outcome, noted or undone or {}
+        case Failed(unstarted=False):
+            return _after_failure(processor, row, outcome, undone or {})
+    return outcome, {}
+
+
+def _after_failure(
+    processor: Definition[Any], row: Row, outcome: Failed, undone: Values
+) -> tuple[Outcome, Values]:
+    """Return the outcome and the values for a row that is to be tried again, or given up on."""
+    retry, error, model = processor.retry, outcome.error, type(row.instance)
+    assert retry is not None
+    # The claim of a row without attempts counted one more, for which no handler was called.
+    was_used_up = isinstance(error, AttemptsUsedUp)
+    most = retry.max_attempts
+    attempt = most or row.attempt if was_used_up else row.attempt
+    outcome = replace(outcome, attempt=attempt, max_attempts=most)
+    if retry.gives_up(error, attempt):
+        dead_letter = _dead_letter(processor, row.instance, error)
+        # Without one the row stays pending, and only its attempts show that it is given up.
+        last = attempt if dead_letter else max(attempt, most or 0)
+        # If nothing shows it, the row is tried again.
+        if dead_letter or most is not None:
+            noted = retry.given_up(error, last, model)
+            if was_used_up and error.is_known:  # type: ignore[attr-defined]  # it is one
+                noted.pop(retry.last_error or "", None)  # the row has that of its last attempt
+            return replace(outcome, attempt=last), {**noted, **dead_letter}
+    after = retry.after(error, attempt, model)
+    at = retry.next_attempt_at
+    again_in = 0.0 if at is None else after[at].delay.total_seconds()
+    return replace(outcome, again_in=again_in), {**undone, **after}
+
+
+def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Values:
+    """Return the values that ``failed`` returns for a row; empty ones leave the row as it is.
+
+    An error in that function does not replace the row's own error: it is logged, and added to the
+    row's error as a note.
+    """
+    alias = row._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001  # documented
+    # A query of that function that fails must not take the row's record with it.
+    may_query = processor._has_dead_letter and processor.failed is None
+    may_query = may_query and connections[alias].in_atomic_block
+    try:
+        with atomic(using=alias) if may_query else nullcontext():
+            values = processor.get_failed(row, error)
+        return _checked(processor, row, values)
+    except BaseException as second:
+        if ends_the_run(second):
+            raise
+        invalid = isinstance(second, InvalidDone)
+        sentence = (
+            str(second)
+            if invalid
+            else f"{_expected(processor)} {type(second).__name__} raised by it: {described(second)}"
+        )
+        log(logging.WARNING, "%s", sentence)
+        add_note(error, sentence)
+        return {}
+
+
+def _checked(processor: Definition[Any], row: Model, values: Any) -> Values:
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidDone(f"{_expected(processor)} {values!r:.100}.")
+    check_columns(values, type(row), processor.name, "failed")
+    return values
+
+
+def _expected(processor: Definition[Any]) -> str:
+    return (
+        f"{processor.name}: expected failed to return a mapping of column names to values, or None "
+        "to leave the row as it is, got"
+    )
+
+
+def _snoozed(
+    processor: Definition[Any], snoozed: Snoozed, undone: Values | None
+) -> tuple[Outcome, Values]:
+    if undone is None:
+        return Failed(_without(processor, "reset", "Snooze", "claimed")), {}
+    retry = processor.retry
+    if retry is not None and retry.next_attempt_at is not None:
+        return snoozed, {**undone, **retry.snoozed(snoozed.delay, snoozed.until)}
+    if snoozed.delay is not None or snoozed.until is not None:
+        return Failed(_no_time_kept(processor)), undone
+    return snoozed, undone
+
+
+def _without(processor: Definition[Any], option: str, raised: str, state: str) -> InvalidOption:
+    way = "take a row out of pending" if option == "failed" else "put a row back into pending"
+    return InvalidOption(
+        f"{processor.name}: expected {option}=… for a handler that raises {raised}, got none, so "
+        f"the row stays {state}; set {option} to the values that {way}."
+    )
+
+
+def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
+    column = "retry=Retry(…), whose column stores"
+    if processor.retry is not None:
+        column = "Retry's next_attempt_at to name the column that stores"
+    return InvalidOption(
+        f"{processor.name}: expected {column} the time of a Snooze, got a Snooze with a time and "
+        "no such column; name the column, or raise Snooze() without a time."
+    )
+
+
+def in_plain_text(processor: Definition[Any], values: Values) -> Values:
+    """Return the values with an error in ASCII; empty: it was so."""
+    name = (processor.retry and processor.retry.last_error) or ""
+    text = values.get(name)
+    if not isinstance(text, str) or text.isascii():
+        return {}
+    return {**values, name: text.encode("ascii", "replace").decode()}
+
+
+PLAIN = (
+    "%s: the failure of row %s was recorded with a plain text, because the database refused it: %s"
+)

@@ -1,0 +1,260 @@
+"""One call of a handler, and the outcomes of its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import Error, connections
+
+from dcl_processor.engine.rows import Batch, Row
+from dcl_processor.options.options import Definition
+from dcl_processor.pending import steady as time
+from dcl_processor.report.exceptions import HandlerTimeout, TransactionLeftOpen, Unsupported
+from dcl_processor.report.interrupts import HandlerCancelled, ends_the_run
+from dcl_processor.report.outcomes import (
+    Failed,
+    Handled,
+    Outcome,
+    as_exception,
+    judge,
+    returned_error,
+)
+from dcl_processor.report.values import seconds
+from dcl_processor.sql.isolation import in_test_case, in_transaction, roll_back
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of a handler; ``is_started``: the thread that calls it writes that alone."""
+
+    batch: Batch
+    rows: Sequence[Row]
+    is_started: bool = False
+
+
+#: In the place of a result: the call may start.
+START: Any = object()
+
+#: Of each row, by key; or of the call as a whole, if it raised; ``None``: it was not started.
+Result = Mapping[Any, Outcome] | Outcome | None
+
+
+class Handler:
+    """The processor's handler, as it is called: limited in time, and with outcomes for errors."""
+
+    def __init__(self, processor: Definition[Any]) -> None:
+        self._processor = processor
+        limit = processor.handler_timeout
+        self.seconds = None if limit is None else seconds(limit)
+        self.is_batch = processor._handles_batches
+        function: Any = processor.process_batch if self.is_batch else processor.process
+        self._function = function
+        self._process = os.getpid()
+
+    def call(self, rows: Sequence[Row], arguments: tuple[Any, ...]) -> Result:
+        """Call the handler in this thread; any error becomes an outcome, or ends the run."""
+        if self._processor._is_async:
+            result: Result = async_to_sync(self.call_async)(rows, arguments)
+            return result
+        since = time.monotonic()
+        try:
+            given = [row.instance for row in rows] if self.is_batch else rows[0].instance
+            if self.seconds is None:
+                result = self._function(given, *arguments)
+            else:
+                with alarm(self.seconds):
+                    result = self._function(given, *arguments)
+        except BaseException as error:  # noqa: BLE001  # _judged() raises what ends the run
+            return self._judged(error, since)
+        return self._understood(rows, result, time.monotonic() - since)
+
+    async def call_async(self, rows: Sequence[Row], arguments: tuple[Any, ...]) -> Result:
+        """Call the handler, a coroutine function, on the event loop."""
+        since = time.monotonic()
+        timeout = asyncio.timeout(self.seconds)
+        try:
+            async with timeout:
+                result = await self._function(rows[0].instance, *arguments)
+        except BaseException as error:  # noqa: BLE001  # as above
+            if timeout.expired() and not ends_the_run(error):
+                late = HandlerTimeout(self.seconds or 0)
+                late.__cause__ = error
+                error = late
+            return self._judged(error, since)
+        return self._understood(rows, result, time.monotonic() - since)
+
+    def _judged(self, error: BaseException, since: float) -> Outcome:
+        self._leave_fork(1)
+        if ends_the_run(error):
+            raise error
+        return judge(error, duration=time.monotonic() - since)
+
+    def _leave_fork(self, status: int) -> None:
+        """End a process that the handler has forked: the session is its parent's."""
+        if os.getpid() != self._process:
+            os._exit(status)
+
+    def _understood(self, rows: Sequence[Row], result: Any, duration: float) -> Result:
+        self._leave_fork(0)
+        if not self.is_batch:
+            return returned(result, duration)
+        if (raised := returned_error(result)) is not None:
+            # An object that a module keeps for all its calls would collect their tracebacks.
+            return judge(raised.with_traceback(None), duration=duration)
+        try:
+            return outcomes_of(self._processor.name, [row.pk for row in rows], result, duration)
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            return Failed(as_exception(error), handled=True, duration=duration)
+
+
+def outcomes_of(
+    label: str, keys: Sequence[Any], results: Any, duration: float
+) -> Mapping[Any, Outcome]:
+    """Return the outcome of each row, by key, from what ``process_batch()`` returned."""
+    if results is None:
+        return {pk: Handled(None, duration) for pk in keys}
+    _refuse_coroutine(results)
+    # They need an order and a length, as lists have.
+    has_no_order = isinstance(results, str | bytes | AbstractSet | Mapping)
+    if has_no_order or not isinstance(results, Sized) or not isinstance(results, Iterable):
+        raise Unsupported(
+            f"{label}: expected process_batch() to return None, or a list with one result "
+            f"for each row, got {results!r:.100}."
+        )
+    if len(results) != len(keys):
+        raise Unsupported(
+            f"{label}: expected process_batch() to return None or one result for each of "
+            f"{len(keys)} rows, got {len(results)}; return the results in the order of the rows."
+        )
+    pairs = zip(keys, results, strict=True)
+    return {pk: returned(result, duration, kept=True) for pk, result in pairs}
+
+
+def returned(result: Any, duration: float | None, *, kept: bool = False) -> Outcome:
+    """Return the outcome that a row's result stands for; a returned exception is as one raised."""
+    if result is None:
+        return Handled(None, duration)
+    try:
+        if (error := returned_error(result)) is None:
+            _refuse_coroutine(result)
+    except BaseException as raised:  # by an object that stands for another one
+        if ends_the_run(raised):
+            raise
+        error = raised
+    if error is None:
+        return Handled(result, duration)
+    return judge(error, kept=kept, duration=duration)
+
+
+def _refuse_coroutine(result: Any) -> None:
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = "generator" if inspect.isgenerator(result) else "coroutine"
+        fix = "iterate over it" if kind == "generator" else "await it, or use async_to_sync()"
+        getattr(result, "close", bool)()
+        raise Unsupported(
+            f"expected the handler to do its work and return, got a {kind} that is never run; "
+            f"{fix}."
+        )
+
+
+# --- a limit of time, for plain handlers in the main thread
+
+
+#: Seconds between two interrupts of a handler that goes on.
+AGAIN = 1.0
+
+
+@contextmanager
+def alarm(limit: float) -> Iterator[None]:
+    """Raise ``HandlerCancelled`` in the block after so many seconds, then ``HandlerTimeout``."""
+    fired: list[bool] = []
+
+    def cancel(*_: Any) -> None:
+        fired.append(True)
+        raise HandlerCancelled
+
+    before = signal.signal(signal.SIGALRM, cancel)
+    signal.setitimer(signal.ITIMER_REAL, limit, AGAIN)
+    try:
+        yield
+    except BaseException as error:
+        # Whatever the handler makes of the interrupt, its row has failed.
+        if fired and (isinstance(error, HandlerCancelled) or not ends_the_run(error)):
+            raise HandlerTimeout(limit) from error
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    if fired:
+        raise HandlerTimeout(limit)
+
+
+def refuse_alarm(label: str) -> None:
+    """Raise ``Unsupported`` unless a plain handler can be interrupted in this thread."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        raise Unsupported(
+            f"{label}: expected a run with handler_timeout in the main thread, whose handlers a "
+            "signal can interrupt, got one in another thread; run it in a process of its own, or "
+            "write an async handler."
+        )
+
+
+# --- transactions that a handler has left open
+
+
+def open_aliases() -> set[str]:
+    """Return the aliases on which a transaction is open in this thread."""
+    found = connections.all(initialized_only=True)
+    return {each.alias for each in found if each.in_atomic_block or in_transaction(each)}
+
+
+def left_open(known: set[str]) -> bool:
+    """Roll back the transactions that are open in this thread; return whether there were any.
+
+    ``known``: aliases on which one was open before.
+    """
+    found = False
+    for each in connections.all(initialized_only=True):
+        is_open = each.in_atomic_block or in_transaction(each)
+        if is_open and each.alias not in known and not in_test_case(each):
+            # Race: flip without work. What the handler has written there is not committed.
+            roll_back(each)
+            found = True
+    return found
+
+
+@contextmanager
+def in_test_savepoint(using: str) -> Iterator[None]:
+    """Inside Django's ``TestCase`` keep an error of the handler from breaking its transaction."""
+    connection = connections[using]
+    if not in_test_case(connection):
+        yield
+        return
+    point: Any = connection.savepoint()
+    yield
+    try:
+        connection.savepoint_commit(point)
+    except Error:
+        connection.set_rollback(False)
+        connection.savepoint_rollback(point)
+
+
+def without_work(result: Result, *, shared: bool = False) -> Result:
+    """Return the result of a call whose work was rolled back."""
+    if isinstance(result, Mapping):
+        return {pk: without_work(each) for pk, each in result.items()}  # type: ignore[misc]
+    if isinstance(result, Handled):
+        return Failed(TransactionLeftOpen(shared=shared), handled=True, duration=result.duration)
+    return result

@@ -1,0 +1,233 @@
+"""What the steps of a run share: its processor, its session, and how far it has come."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Q
+
+from dcl_processor.engine import bookkeeping
+from dcl_processor.engine.calls import Call, Handler
+from dcl_processor.engine.executors import Executor
+from dcl_processor.engine.heartbeat import Heartbeat
+from dcl_processor.engine.keyed import KeyedSource
+from dcl_processor.engine.limits import Limits, refuse_backlog
+from dcl_processor.engine.poison import Notes
+from dcl_processor.engine.resource import Resource
+from dcl_processor.engine.rows import Batch, Marks, Row, Unsettled, column
+from dcl_processor.engine.source import Source
+from dcl_processor.keys.claim import Claims
+from dcl_processor.options.options import Definition
+from dcl_processor.pending.question import Question, ask
+from dcl_processor.report.counters import Counters
+from dcl_processor.report.observer import EndRun, Gates, Observers
+from dcl_processor.report.outcomes import Failed, Handled, Outcome
+from dcl_processor.report.report import Stopped
+from dcl_processor.report.values import Values, resolve
+from dcl_processor.sql.session import Session
+
+#: Outcomes that wait to be written, with which a run claims no further rows.
+MOST_UNSETTLED = 1_000
+
+#: Seconds until a gate that let no row in is asked again.
+GATE_PAUSE = 0.1
+
+
+class Context:
+    """All state of a run is here, and none on the processor. Only the engine's thread uses it."""
+
+    session: Session
+    source: Source | KeyedSource
+    executor: Executor
+    stopped: Stopped | None = None
+
+    def __init__(
+        self, processor: Definition[Any], limits: Limits, filter: Q | None, using: str | None
+    ) -> None:
+        self.processor, self.limits = processor, limits
+        self._filter, self._using = filter, using or processor.using
+        self.observers = Observers(processor, uuid.uuid4().hex)
+        self.gates = Gates(processor)
+        self.counters = Counters(processor, self.observers)
+        self.is_transactional = processor.is_transactional
+        self.notes_failures = processor._notes_failures
+        self.handler = Handler(processor)
+        self.resource = Resource(processor)
+        self.marks = Marks(processor)
+        lease = processor.lease
+        self.heartbeat = None if lease is None else Heartbeat(lease, processor.name)
+        #: The flip, if it is the same for all rows.
+        self.fixed_flip: Values | None = bookkeeping.fixed_flip(processor)
+        #: The notes of the rows at work, and what claims ask of the keys of rows.
+        self.notes: Notes | None = None
+        self.claims: Claims | None = None
+        #: Calls of handlers that were handed out and have not ended, and rows that were decided.
+        self.calls: set[Call] = set()
+        self.unsettled: list[Unsettled] = []
+        self.capacity, self.concurrency = processor.batch_size, 1
+        self.is_closing = self.is_eager = False
+        self._most_pending = processor.max_pending if limits.rows is None else None
+
+    def ask(self) -> Question[Any]:
+        """Return the question for the next window."""
+        return ask(
+            self.processor.pending,
+            label=self.processor.name,
+            filter=self._filter,
+            using=self._using,
+            due=self.processor._due,
+            claims=self.claims,
+            lease=None if self.processor.lease is None else self.processor.lease.field,
+        )
+
+    def pending(self) -> Any:
+        """Return the rows that are pending, whether they may be tried now or not."""
+        asked = ask(self.processor.pending, label="", filter=self._filter, using=self._using)
+        return asked.queryset
+
+    def must_stop(self) -> bool:
+        """Return whether no further row may start."""
+        if self.stopped is None:
+            self.stopped = self._reason()
+        return self.stopped is not None
+
+    def _reason(self) -> Stopped | None:
+        heartbeat_failed = self.heartbeat is not None and self.heartbeat.failure is not None
+        if self.counters.fails_too_often or self.executor.failure is not None or heartbeat_failed:
+            return "failures"
+        return self.limits.exceeded(self.counters.handled)
+
+    def let_in(self, room: int) -> int:
+        """Return how many rows the gates let start now; waits while there are none."""
+        while room > 0 and self.gates and not self.must_stop():
+            try:
+                if found := self.gates.may_start(room):
+                    return found
+            except EndRun as end:
+                self.stopped = end.reason
+                return 0
+            if self.calls or self.unsettled:
+                return 0
+            self.limits.pause(GATE_PAUSE)
+        return room
+
+    def announce(self, rows: Sequence[Row]) -> None:
+        """Tell the observers that a handler is about to be called for these rows."""
+        since = self.processor.pending_since
+        for row in rows if self.observers else ():
+            at = vars(row.instance).get(since) if isinstance(since, str) else None
+            attempt = row.attempt if self.processor.retry is not None else None
+            self.observers.row("started", row.pk, attempt=attempt, since=at)
+
+    def tally(self, pk: Any, outcome: Outcome) -> None:
+        """Count a row that is over, and tell the gates."""
+        self.counters.count(pk, outcome)
+        if self.gates:
+            self.gates.ended([outcome])
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether rows are handled one at a time: the flip was tried, and not yet written."""
+        question, known = self.source.question, self.processor._identity
+        return question is not None and question.model in known.verified - known.proven
+
+    def prove(self) -> None:
+        if self.source.question is not None:
+            self.processor._identity.proven.add(self.source.question.model)
+
+    def note(self, pks: Sequence[Any]) -> None:
+        """Note the rows whose handler is called in the transaction; none: it has ended."""
+        if self.notes is not None:
+            self.notes.note(pks)
+
+    def may_go_on(self, batch: Batch) -> bool:
+        """Return whether the next row of a batch may start."""
+        if not batch.ended:
+            return True
+        failed = refused = 0
+        for _, outcome in reversed(batch.ended):
+            if not isinstance(outcome, Failed):
+                break
+            failed, refused = failed + 1, refused + outcome.is_refused
+        if failed == len(batch.ended):
+            failed += self.counters.in_a_row
+            refused += self.counters.refusals
+        # After the first refusal the next row is taken alone, and elsewhere.
+        ends = (
+            refused
+            or self.is_careful
+            or self.counters.is_too_many(failed)
+            or self.counters.looks_bad(failed)
+        )
+        return not (ends or self.limits.is_up())
+
+    def flip_of(self, row: Row, outcome: Handled) -> Values:
+        """Return the flip of a row that was handled; raises if it cannot be written."""
+        if row.instance.pk != row.pk and self.source.question is not None:
+            bookkeeping.refuse_moved(self.processor, row, self.source.question.table)
+        if self.fixed_flip is not None:
+            return self.fixed_flip
+        return resolve(bookkeeping.flip(self.processor, row.instance, outcome.result))
+
+    def count(self, batch: Batch) -> None:
+        """Count the rows of a batch whose transaction has ended."""
+        again = [row.pk for row, outcome in batch.ended if outcome is None]
+        ended = [(row.pk, outcome) for row, outcome in batch.ended if outcome is not None]
+        for pk, outcome in ended:
+            self.tally(pk, outcome)
+            if type(outcome) is Handled:
+                self.prove()
+        left = {pk for pk, outcome in ended if type(outcome) is not Handled}
+        self.source.end([pk for pk, _ in ended], left)
+        if again:
+            self.source.put_back(again)
+
+    # --- rows whose handlers run outside the transaction
+
+    @property
+    def room(self) -> int:
+        """The rows that the next claim may take."""
+        if len(self.unsettled) > MOST_UNSETTLED:
+            return 0
+        if self.is_careful:
+            return 0 if self.calls or self.unsettled else 1
+        capacity = self.capacity
+        if not self.calls:
+            return capacity
+        in_flight = sum([len(call.rows) for call in self.calls])
+        free, size = capacity - in_flight, min(self.processor.batch_size, capacity)
+        if self.processor._is_async:
+            # A slow handler holds up no others: rows are claimed when a quarter is free.
+            return free if self.is_eager or free >= max(1, capacity // 4) else 0
+        return size if free >= size else 0
+
+    def submit(self, call: Call) -> None:
+        """Give a call to the executor."""
+        self.calls.add(call)
+        self.announce(call.rows)
+        self.executor.submit(call)
+
+    def begin_window(self, question: Question[Any]) -> None:
+        """Refuse a backlog."""
+        if self._most_pending is not None:
+            refuse_backlog(self.processor.name, question, self._most_pending)
+            self._most_pending = None
+
+
+def read_attempts(run: Context, question: Question[Any], rows: list[Row]) -> None:
+    """Note of each row how often it was tried; one without attempts left gets an outcome.
+
+    Before a handler can change the instances.
+    """
+    retry = run.processor.retry
+    if retry is None or not rows:
+        return
+    name = retry.attempts
+    tried = {row.pk: row.before[name] for row in rows if name in row.before}
+    tried = tried or column(question, rows, name)
+    for row in rows:
+        row.attempt = (tried.get(row.pk) or 0) + 1  # NULL counts as 0
+        if retry.max_attempts is not None and row.attempt > retry.max_attempts:
+            row.refused = bookkeeping.used_up(run.processor, row)

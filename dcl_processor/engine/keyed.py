@@ -1,0 +1,202 @@
+"""The candidates of a run whose keys take turns, and the order in which they are met."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from django.db.models import Q
+
+from dcl_processor.engine.rows import Batch
+from dcl_processor.engine.source import MOST_LOCKED, Host
+from dcl_processor.keys.turns import Turns
+from dcl_processor.keys.window import Found, Reads
+from dcl_processor.pending import scan
+from dcl_processor.pending.question import Question
+from dcl_processor.sql.steps import Claimed, Wanted
+
+
+class KeyedSource:
+    """Gives rows to a run, key by key, and takes note of what became of them.
+
+    ``most``: how many rows of one key may be in flight; ``None``: any number. Rows of a worker that
+    is gone, and those that were rolled back with others, are handled alone.
+    """
+
+    def __init__(self, host: Host, reads: Reads, most: int | None) -> None:
+        self._host, self._reads = host, reads
+        self._turns = Turns(self._read, most, reads.in_order)
+        self._waits: Iterator[bool] = host.limits.waits()
+        self.question: Question[Any] = host.ask()
+        #: Upper end of the run: rows that arrive later are left to the next one.
+        self._end: Q | None = None
+        #: Rows that are handled alone, by their keys: those that failed with others; those of a
+        #: worker that is gone; those that may kill their process, which come last.
+        self._alone: deque[Any] = deque()
+        self._leftover, self._last = dict[Any, Any](), dict[Any, Any]()
+        self._only: Any = None
+        self._keys = dict[Any, Any]()
+        #: Rows that were missed, and those of them that other sessions had locked.
+        self._absent, self._elsewhere = set[Any](), set[Any]()
+        self._locked: list[Any] = []
+        host.counters.passes += 1
+
+    @property
+    def in_flight(self) -> Collection[Any]:
+        return self._keys.keys() - {*self._alone}
+
+    @property
+    def table(self) -> Any:
+        """All rows of the model."""
+        return self.question.table
+
+    # --- what the run takes
+
+    def take(self, room: int) -> Batch | None:
+        """Return the next rows to deliver, up to ``room``; ``None``: none now.
+
+        None are left then, unless rows are in flight.
+        """
+        while room > 0 and self._only not in self._keys:
+            if self._alone or self._turns.has_next() or (self._leftover and not self._keys):
+                # A limit that is just met is no reason to say that more is left.
+                return None if self._host.must_stop() else self._batch(room)
+            if self._host.stopped or self._keys or not self._go_on():
+                return None
+        return None
+
+    def _batch(self, room: int) -> Batch | None:
+        most, counters = self._host.limits.rows, self._host.counters
+        if most is not None:
+            room = min(room, most - counters.handled - len(self._keys))
+        room = self._host.let_in(room)
+        if room <= 0:
+            return None
+        if self._alone:
+            pk = self._alone.popleft()
+            return self._wanted({pk: self._keys[pk]}, is_alone=True)
+        if self._leftover and not self._keys:
+            # Race: poison row. Such a row may have killed its worker, so nothing else is in flight
+            # in this process when it is tried. It comes first, because it holds its key.
+            self._only = next(iter(self._leftover))
+            return self._wanted({self._only: self._leftover.pop(self._only)}, is_alone=True)
+        return self._wanted(self._turns.take(1 if counters.refusals else room), is_alone=False)
+
+    def _wanted(self, rows: dict[Any, Any], *, is_alone: bool) -> Batch:
+        self._keys |= rows
+        return Batch(self.question, Wanted([*rows], len(rows), rows), is_alone)
+
+    def _go_on(self) -> bool:
+        """Begin another cycle for what others had; then give the rows that come last."""
+        self._look_at_absent()
+        if bool(self._turns.paused) and next(self._waits, False):
+            self._host.counters.passes += 1
+            self._locked.clear()
+            return self._turns.resume()
+        last, self._last = self._last, {}
+        for pk, key in last.items():
+            self._alone.append(pk)
+            self._keys[pk] = key
+        if not last and self._host.notes is not None:
+            self._host.notes.suspects.clear()  # those that are left are no longer pending
+        return bool(last)
+
+    # --- what became of them
+
+    def note_claim(self, batch: Batch, claimed: Claimed) -> None:  # noqa: ARG002
+        """Take note of rows that a claim did not get."""
+        self._elsewhere.update(claimed.elsewhere)
+        self._over_missed([pk for pk in claimed.visited if pk not in claimed.rows])
+
+    def missed(self, pks: Sequence[Any]) -> None:
+        """Leave rows to another cycle that another session keeps from being claimed."""
+        self._elsewhere.update(pks)
+        self._over_missed(pks)
+
+    def _over_missed(self, pks: Sequence[Any]) -> None:
+        self._absent.update(pks)
+        self._over(pks, missed=True)
+
+    def put_back(self, pks: Sequence[Any]) -> None:
+        """Take rows back that were not tried."""
+        for pk in pks:
+            key = self._keys.pop(pk)
+            if pk in self._turns.mine:
+                self._turns.put_back(pk)
+            else:
+                self._leftover[pk] = key
+
+    def redo(self, pks: Sequence[Any]) -> None:
+        """Take rows back that failed together: they are handled one by one."""
+        self._alone.extend(pks)
+
+    def end(self, pks: Sequence[Any], left: Collection[Any] = ()) -> None:
+        """Take note that rows are over; ``left``: those that have to be taken for pending."""
+        self._over([pk for pk in pks if pk not in left], done=True)
+        self._over([pk for pk in pks if pk in left])
+
+    def _over(self, pks: Sequence[Any], **how: bool) -> None:
+        for pk in pks:
+            key = self._keys.pop(pk)
+            if how.get("done"):
+                self._waits = self._host.limits.waits()  # there is something to wait for
+            if pk in self._turns.mine:
+                self._turns.end(pk, **how)
+            elif how.get("missed"):
+                self._turns.pause(pk, key)
+            elif how.get("done"):
+                self._turns.is_over = False  # its key may have more rows
+            else:
+                self._turns.tried[pk] = None
+
+    def finish(self) -> None:
+        """Count the rows that others still have, and those that another row of their key holds."""
+        self._look_at_absent()
+        counts = self._host.counters.counts
+        counts["skipped"] += len(self._locked)
+        if self._host.stopped is None:
+            tried = {*self._turns.tried, *self._locked}
+            counts["held"] += scan.count(self._host.ask(), MOST_LOCKED, tried)
+
+    def _look_at_absent(self) -> None:
+        """Tell the rows that others have from those that are done: one read, without a lock."""
+        absent, self._absent = [*self._absent], set()
+        if absent:
+            there = scan.still_pending(self.question, absent)
+            self._host.counters.counts["stale"] += len(absent) - len(there)
+            locked = [pk for pk in there if pk in self._elsewhere]
+            self._locked += locked[: MOST_LOCKED - len(self._locked)]
+            self._elsewhere.clear()
+
+    # --- the read
+
+    def _read(self, after: Any, tried: Sequence[Any]) -> tuple[list[Found], Any]:
+        """Read a window; put aside the rows that are not handled in their turn."""
+        host = self._host
+        self.question = question = host.ask()
+        if self._end is None:
+            # Race: endless run. Rows that arrive during the run get higher keys.
+            highest = scan.highest(question)
+            self._end = Q() if highest is None else Q(pk__lte=highest)
+        pending = question.unfiltered.filter(self._end)
+        read = partial(self._reads.read, pending, question.narrowed, after, tried)
+        found, last = scan.retrying(read, question.using)
+        host.begin_window(question)
+        suspects = host.notes.suspects if host.notes is not None else ()
+        turn = []
+        for row in found:
+            if row.pk in self._keys:
+                continue
+            if str(row.pk) in suspects:
+                # Race: poison row. It would end each run before the others are tried. It holds its
+                # key only where the order counts.
+                self._last[row.pk] = row.key
+                turn += [replace(row, is_due=False)] * self._reads.in_order
+            elif row.is_leftover:
+                self._leftover[row.pk] = row.key
+            else:
+                turn.append(row)
+        return turn, last

@@ -1,0 +1,87 @@
+"""The resource that a handler needs: opened late, kept open, and reopened after a failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from dcl_processor.options.options import Definition
+from dcl_processor.report.counters import log
+from dcl_processor.report.errors import forget_frames
+from dcl_processor.report.exceptions import InvalidOption
+from dcl_processor.report.interrupts import ends_the_run
+
+
+class Resource:
+    """The processor's ``resource()`` in one thread.
+
+    ``arguments``: the handler's arguments after its row: the resource, or nothing. ``error``: why
+    it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it.
+    ``run``: runs a coroutine on an event loop.
+    """
+
+    def __init__(self, processor: Definition[Any], run: Callable[[Any], Any] | None = None) -> None:
+        self._processor, self._run = processor, run
+        self._stack: ExitStack | None = None
+        self.is_stale = False
+        self.arguments: tuple[Any, ...] = ()
+        self.error: BaseException | None = None
+
+    def ready(self) -> bool:
+        """Open it unless it is open and works; return whether a handler may be called."""
+        if self.is_stale:
+            self.close()
+        if self._stack is None and self.error is None:
+            stack = ExitStack()
+            try:
+                self.arguments = self._open(stack)
+                self._stack = stack
+            except InvalidOption:
+                raise
+            except BaseException as error:
+                if ends_the_run(error):
+                    raise
+                self._log("opened", error)
+                forget_frames(error)
+                self.error = error
+        return self.error is None
+
+    def reopen_later(self) -> None:
+        """Note that a row failed: the next ``ready()`` reopens it."""
+        self.is_stale = True
+
+    def close(self) -> None:
+        """Close it; an error is logged, because the rows are done."""
+        stack, self._stack, self.arguments, self.is_stale = self._stack, None, (), False
+        if stack is None:
+            return
+        try:
+            stack.close()
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            self._log("closed", error)
+
+    def _log(self, what: str, error: BaseException) -> None:
+        words, name = "%s: the resource could not be %s: %s", self._processor.name
+        log(logging.ERROR, words, name, what, error, error=error)
+
+    def _open(self, stack: ExitStack) -> tuple[Any, ...]:
+        manager: Any = self._processor.resource()
+        if manager is None:
+            return ()
+        run = self._run
+        if run is not None and hasattr(manager, "__aenter__"):
+            opened = run(manager.__aenter__())
+            stack.callback(lambda: run(manager.__aexit__(None, None, None)))
+            return (opened,)
+        if not hasattr(manager, "__enter__"):
+            asynchronous = hasattr(manager, "__aenter__")
+            got = "one for 'async with' and a plain handler" if asynchronous else repr(manager)
+            raise InvalidOption(
+                f"{self._processor.name}: expected resource() to return a context manager, got "
+                f"{got}; wrap it with contextlib's contextmanager or closing()."
+            )
+        return (stack.enter_context(manager),)

@@ -1,0 +1,133 @@
+"""Try the flips on one row and roll them back, before the first handler of a process is called.
+
+This shows the mistake after which every run would send every mail again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from django.db import Error
+from django.db.models import Model
+
+from dcl_processor.engine import bookkeeping
+from dcl_processor.engine.rows import Row
+from dcl_processor.options.options import Definition
+from dcl_processor.pending.clock import Later
+from dcl_processor.pending.question import Question
+from dcl_processor.report.errors import described
+from dcl_processor.report.exceptions import InvalidDone, StillPending
+from dcl_processor.report.values import Values, constants_of, resolve
+from dcl_processor.sql.errors import is_refusal
+from dcl_processor.sql.session import Session
+
+
+def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
+    """Return whether the flips were tried in this process."""
+    return model in processor._identity.verified
+
+
+def verify(processor: Definition[Any], session: Session, question: Question[Any], row: Row) -> None:
+    """Raise if a flip leaves the row in ``pending``, or a mark under a lease takes it out.
+
+    In the transaction that has the row locked.
+    """
+    mark, removed = _mark(processor)
+    for option, values in _flips(processor, row):
+        writes = [mark] if option == "claim" else [mark, {**removed, **values}]
+        is_constant = option != "done" or processor._has_fixed_flip
+        leaves = _leaves(session, question, row, writes, values if is_constant else {})
+        if option == "done" and leaves:
+            processor._identity.proven.add(question.model)
+        if option == "claim" and processor.lease is not None:
+            if leaves:
+                raise InvalidDone(_not_kept(processor, row.pk))
+        elif leaves is False:
+            raise StillPending(_still_pending(processor, option, values, row.pk))
+    reset = (processor.claim and processor.reset) or {}
+    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], {}):
+        raise InvalidDone(
+            f"{processor.name}: expected reset={dict(reset)!r} to put a claimed row back into "
+            f"pending, got row {row.pk} not pending after it; no handler was called."
+        )
+    processor._identity.verified.add(question.model)
+
+
+def _mark(processor: Definition[Any]) -> tuple[Values, Values]:
+    """Return what a claim writes to a row before its handler, and what removes its times."""
+    names = [processor.lease.field if processor.lease else None]
+    names += [processor.claimed_at] if processor.claim else []
+    times = {name: Later(timedelta(hours=1)) for name in names if name}
+    return {**(processor.claim or {}), **times}, dict.fromkeys(times)
+
+
+def _flips(processor: Definition[Any], row: Row) -> Iterator[tuple[str, Values]]:
+    if processor.claim:
+        yield "claim", processor.claim
+    if processor.failed:
+        yield "failed", processor.failed
+    if processor._flip_needs_result:
+        return
+    if processor._has_fixed_flip:
+        yield "done", processor.done or {}
+    elif processor._writes("get_done"):
+        with suppress(InvalidDone):  # of this row alone: its handler is called, and it fails
+            yield "done", bookkeeping.given(processor, row.instance)
+
+
+def _leaves(
+    session: Session, question: Question[Any], row: Row, writes: Sequence[Values], constants: Values
+) -> bool | None:
+    """Return whether the values take the row out of ``pending``; ``None``: it was refused.
+
+    That ends the run if no handler can change it, because the refused values are ``constants``.
+    Otherwise the row's own flip decides.
+    """
+    try:
+        return session.leaves(question, row.pk, [resolve(values) for values in writes if values])
+    except bookkeeping.UNWRITABLE as error:
+        if constants:
+            raise bookkeeping.invalid_done(session.label, error) from error
+    except Error as error:
+        if constants and is_refusal(error):
+            raise InvalidDone(_refused(session, question, row, constants, error)) from error
+    return None
+
+
+def _refused(
+    session: Session, question: Question[Any], row: Row, constants: Values, error: Exception
+) -> str:
+    """Return the words for values that the database refuses, with the first column to blame."""
+    column = ""
+    for name, value in constants.items():
+        try:
+            session.leaves(question, row.pk, [resolve({name: value})])
+        except Error:
+            column = f" for column {name!r}"
+            break
+    return (
+        f"{session.label}: expected the database to accept {dict(constants)!r:.200} for row "
+        f"{row.pk}, got {described(error)!r}{column}; change the values, the constraint or the "
+        "right; no handler was called."
+    )
+
+
+def _still_pending(processor: Definition[Any], option: str, values: Values, pk: Any) -> str:
+    return (
+        f"{processor.name}: expected {option}={dict(values)!r} to take a row out of pending, got "
+        f"row {pk} still pending after it, so its handler was not called; make {option} change a "
+        "column that pending tests."
+    )
+
+
+def _not_kept(processor: Definition[Any], pk: Any) -> str:
+    marks = [f"{name}={value!r}" for name, value in constants_of(processor.claim or {}).items()]
+    leased = f"{processor.lease.field}__isnull=False" if processor.lease else ""
+    return (
+        f"{processor.name}: expected claim={dict(processor.claim or {})!r} to keep row {pk} in "
+        "pending under its lease, so that another worker can take it over, got a row that left "
+        f"pending; no handler was called; add … | Q({', '.join([*marks, leased])}) to pending."
+    )

@@ -1,0 +1,234 @@
+"""The claim of rows that have keys: one message of three statements behind its BEGIN.
+
+1. ``locks()``: try the advisory lock of each key. Nothing waits.
+2. ``lock_rows()``: lock the rows of the keys that were got, if they still have these keys.
+3. The question, with ``condition()``.
+
+Each statement sees what was committed before it began, because the session is at READ COMMITTED.
+What 1 and 2 got is a setting of the transaction, which the next statement reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import and_
+from typing import Any
+
+from django.db import connections
+from django.db.models import (
+    BooleanField,
+    F,
+    Func,
+    IntegerField,
+    Model,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+)
+from django.db.models.lookups import LessThan
+
+from dcl_processor.keys.limits import Limit, Mark, lock_number
+from dcl_processor.pending.question import these
+from dcl_processor.sql.compiled import Statement
+
+_LOCKS = """
+SELECT set_config('{got}', coalesce(array_agg(place)::text, '{{}}'), true) FROM (
+  SELECT place FROM unnest(%s::bigint[]) WITH ORDINALITY AS _keys (first, place)
+  WHERE (SELECT true FROM generate_series(first, first + %s) AS n
+         WHERE pg_try_advisory_xact_lock(n) LIMIT 1) LIMIT %s) AS _got"""
+_LOCK_ROWS = """
+SELECT set_config('dcl.rows', coalesce(array_agg(pk)::text, '{{}}'), true),
+pg_current_xact_id() FROM (
+  SELECT t.{pk} AS pk FROM {table} AS t JOIN unnest({arrays}) AS w ({names}) ON t.{pk} = w.pk
+  WHERE {where} FOR NO KEY UPDATE OF t SKIP LOCKED) AS _locked"""
+
+#: The settings with the places of keys that were locked, and with those of all rows together.
+_KEYS, _CAP = "dcl.keys", "dcl.cap"
+
+
+class _Number(Subquery):
+    """How many rows there are: evaluated for each row of the question, never joined."""
+
+    template = "(SELECT count(*) FROM (%(subquery)s) AS _counted)"
+    output_field = IntegerField()  # pyright: ignore[reportAssignmentType]  # as Django does
+
+
+class _Locked(Func):
+    """Whether the second statement has locked the row."""
+
+    arity = 1
+    output_field = BooleanField()  # pyright: ignore[reportAssignmentType]  # as Django does
+    template = "%(expressions)s = ANY(current_setting('dcl.rows')::%(type)s[])"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The claims of a processor with keys.
+
+    ``column``: that of the key; ``None``: only all rows together have a limit. ``mark``: ``None``
+    if the locks of a claim are held until its rows are settled. Candidates are given by their
+    primary keys, each with the key that it had when it was read.
+    """
+
+    model: type[Model]
+    column: str | None
+    limits: tuple[Limit, ...]
+    mark: Mark | None
+    using: str
+    label: str = ""
+
+    @cached_property
+    def has_cap(self) -> bool:
+        """Whether all rows together have a limit."""
+        return any(not limit.has_key for limit in self.limits)
+
+    # --- the locks
+
+    @cached_property
+    def has_locks(self) -> bool:
+        """Whether the database has advisory locks; SQLite has one lock for everything."""
+        return connections[self.using].vendor == "postgresql"
+
+    def locks(self, candidates: Mapping[Any, Any], room: int) -> list[Statement]:
+        """Return what tries the locks of the candidates' keys; ``room``: the most rows to claim."""
+        found, table = list[Statement](), self.model._meta.db_table
+        for limit in self.limits:
+            if limit.has_key:
+                keys = _distinct(candidates)
+                first = [lock_number(table, self.column or "", key) for key in keys]
+            else:
+                first = [lock_number(table, "", self.label)]
+            if self._waits(limit):
+                # Race: worker over the cap. Short, and before any other lock of this claim: a
+                # session that waits here holds nothing that another one wants.
+                found.insert(0, Statement("SELECT pg_advisory_xact_lock(%s::bigint)", first))
+                continue
+            # Race: two of one key. The rows of a transaction are one place of their key. A scan of
+            # a function stops at the first lock; a table's scan would lock others, too.
+            sql = _LOCKS.format(got=_KEYS if limit.has_key else _CAP)
+            found.append(Statement(sql, [first, 0 if self.mark else limit.most - 1, room]))
+        return found
+
+    def lock_rows(self, candidates: Mapping[Any, Any]) -> Statement:
+        """Return what locks the candidates whose keys were got, and that still have them."""
+        pks, keys = [*candidates], [*candidates.values()]
+        if self.column is None:
+            return Statement(self._lock_rows, [pks])
+        places = {key: place for place, key in enumerate(_distinct(candidates), 1)}
+        return Statement(self._lock_rows, [pks, keys, [places.get(key, 0) for key in keys]])
+
+    def locked_elsewhere(self, candidates: Mapping[Any, Any], answers: Sequence[Any]) -> set[Any]:
+        """Return the candidates whose keys were got, and that other sessions have locked.
+
+        ``answers``: those of ``locks()`` and ``lock_rows()``, in their order.
+        """
+        places = {key: str(place) for place, key in enumerate(_distinct(candidates), 1)}
+        got, ours = set(places.values()), _listed(answers[-1])
+        for limit, answer in zip(
+            self._tried, answers[len(answers) - 1 - len(self._tried) :], strict=False
+        ):
+            got = _listed(answer) if limit.has_key else got if _listed(answer) else set()
+        return {
+            pk
+            for pk, key in candidates.items()
+            if str(pk) not in ours and (key is None or places[key] in got)
+        }
+
+    @property
+    def _tried(self) -> list[Limit]:
+        return [limit for limit in self.limits if not self._waits(limit)]
+
+    @cached_property
+    def _lock_rows(self) -> str:
+        meta, quote = self.model._meta, connections[self.using].ops.quote_name
+        arrays, names, where = [f"%s::{self._type('pk')}[]"], ["pk"], []
+        if self.column is not None:
+            # Race: two of one key. A row that has moved to another key is not locked for the old
+            # one. Place 0: a row without a key, which no limit is for.
+            field: Any = meta.get_field(self.column)
+            arrays += [f"%s::{self._type(self.column)}[]", "%s::int[]"]
+            names += ["key", "place"]
+            got = f"current_setting('{_KEYS}')::int[]"
+            where.append(f"t.{quote(field.column)} IS NOT DISTINCT FROM w.key")
+            where.append(f"(w.place = 0 OR w.place = ANY({got}))")
+        if self.has_cap and self.mark is None:
+            where.append(f"current_setting('{_CAP}') <> '{{}}'")
+        return _LOCK_ROWS.format(
+            pk=quote(str(meta.pk_fields[0].column)),
+            table=quote(meta.db_table),
+            arrays=", ".join(arrays),
+            names=", ".join(names),
+            where=" AND ".join(where or ["true"]),
+        )
+
+    def _waits(self, limit: Limit) -> bool:
+        """Whether the lock of a limit is waited for: that of all rows, if it is held shortly."""
+        return not limit.has_key and self.mark is not None
+
+    def _type(self, column: str) -> str:
+        field: Any = self.model._meta.pk if column == "pk" else self.model._meta.get_field(column)
+        return str(field.rel_db_type(connections[self.using]))
+
+    # --- the question
+
+    def condition(self, pending: QuerySet[Any], pks: Sequence[Any] = ()) -> Q:
+        """Return what is asked of a locked row's key.
+
+        ``pending``: all unfinished rows in their order, whether they are due or not. ``pks``: the
+        rows that are locked, where no statement has noted them.
+        """
+        ours = Q(_Locked(F("pk"), type=self._type("pk"))) if self.has_locks else these(pks)
+        free = reduce(and_, (self._free(each, pending, ours) for each in self.limits))
+        if self.mark is not None and self.mark.lapsed is not None:
+            # A row with a lapsed lease had its place once: a takeover adds none. Without this it
+            # and an earlier row that came meanwhile would wait for each other.
+            free = self.mark.in_flight | free
+        return ours & free
+
+    def _free(self, limit: Limit, pending: QuerySet[Any], ours: Q) -> Q:
+        column = self.column if limit.has_key else None
+        same = Q(**{column: OuterRef(column)}) if column else Q()
+        free = self._has_place(limit, pending.filter(same), same, ours)
+        if limit.in_order and column:
+            # Race: overtaking. Not "none comes before it", which an order with NULL cannot say.
+            head = in_order(pending.filter(same)).values("pk")[:1]
+            free &= Q(**{f"{column}__isnull": True}) | Q(pk=Subquery(head))
+        return free
+
+    def _has_place(self, limit: Limit, siblings: QuerySet[Any], same: Q, ours: Q) -> Q:
+        """Return whether fewer rows of the key are in flight than may be."""
+        if self.mark is None:
+            return Q()  # the lock of the key says so
+        table = QuerySet[Any](self.model, using=self.using).filter(same)
+        others, in_flight, lapsed = ~Q(pk=OuterRef("pk")), self.mark.in_flight, self.mark.lapsed
+        if lapsed is None:
+            blocking = [table.filter(in_flight & others)]
+        else:
+            # A lapsed row holds its place until it is taken over itself, which no renewal
+            # survives; but not one that was taken out of pending.
+            blocking = [table.filter(in_flight & others & ~lapsed)]
+            blocking += [siblings.filter(in_flight & others & lapsed)]
+        # Rows of the same claim, as far as they come first.
+        blocking += [table.filter(ours, ~in_flight, pk__lt=OuterRef("pk"))]
+        few: list[Any] = [_Number(rows.order_by().values("pk")[: limit.most]) for rows in blocking]
+        number: Any = few[0]
+        for each in few[1:]:
+            number += each
+        return Q(LessThan(number, limit.most))
+
+
+def _listed(answer: Any) -> set[str]:
+    """Return the values of a list as PostgreSQL shows it; a key has no comma and no quote in it."""
+    return {*answer[0][0].strip("{}").replace('"', "").split(",")} - {""}
+
+
+def _distinct(candidates: Mapping[Any, Any]) -> list[Any]:
+    return [key for key in dict.fromkeys(candidates.values()) if key is not None]
+
+
+def in_order(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Order rows as the user does, and rows that are equal in that by their primary key."""
+    return rows.order_by(*(rows.query.order_by or ()), "pk")

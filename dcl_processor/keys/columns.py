@@ -1,0 +1,107 @@
+"""The columns of keys: which there are, and what they have to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import connections
+from django.db.models import (
+    BooleanField,
+    CharField,
+    DateField,
+    DateTimeField,
+    IntegerField,
+    Model,
+    TextField,
+    UUIDField,
+)
+
+from dcl_processor.keys.claim import Claims
+from dcl_processor.keys.limits import limits_of, mark_of
+from dcl_processor.keys.window import Reads
+from dcl_processor.options.model_columns import in_parents_table
+from dcl_processor.options.options import Definition
+from dcl_processor.report.exceptions import InvalidOption, Unsupported
+
+#: Columns whose equal values have one spelling.
+KINDS = (IntegerField, UUIDField, BooleanField, DateField, CharField, TextField)
+
+
+def claims_of(processor: Definition[Any], model: type[Model], using: str) -> Claims | None:
+    """Return what the claims of a processor with keys are; ``None``: no limit is asked for.
+
+    Raises ``InvalidOption`` and ``Unsupported``.
+    """
+    limits = limits_of(processor)
+    if not limits:
+        return None
+    if connections[using].vendor == "mysql":
+        option = "group_by" if processor.group_by else "max_in_flight"
+        raise Unsupported(
+            f"{processor.name}: expected {option} on PostgreSQL or SQLite, whose locks can be "
+            f"those of keys, got {using!r}, on MariaDB or MySQL; leave {option} out."
+        )
+    column = column_of(processor, "group_by", model) if processor.group_by else None
+    return Claims(model, column, limits, mark_of(processor), using, processor.name)
+
+
+def reads_of(processor: Definition[Any], model: type[Model], using: str) -> Reads | None:
+    """Return how the rows of a processor are read by key; ``None``: keys take no turns."""
+    option = "group_by" if processor.group_by else "fair_by"
+    if getattr(processor, option) is None:
+        return None
+    column = column_of(processor, option, model)
+    return Reads(column, processor.in_order, mark_of(processor), using)
+
+
+def column_of(processor: Definition[Any], option: str, model: type[Model]) -> str:
+    """Return the ``attname`` of the column of a key; raises ``InvalidOption``."""
+    name = getattr(processor, option)
+    columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
+    column: Any = columns.get(name)
+    named = f"{processor.name}: expected {option}={name!r} to name"
+    if column is None:
+        raise InvalidOption(
+            f"{named} a column or a forward relation of {model._meta.label}, got no such column; "
+            f"the columns are {', '.join(f.name for f in model._meta.concrete_fields)}."
+        )
+    if sentence := in_parents_table(model, column):
+        raise InvalidOption(f"{named} a column {sentence}")
+    target = column
+    while target.remote_field:
+        target = target.target_field
+    collation = getattr(target, "db_collation", None)
+    if not isinstance(target, KINDS) or isinstance(target, DateTimeField) or collation:
+        kind = f"a {type(target).__name__}{f' with db_collation={collation!r}' * bool(collation)}"
+        raise InvalidOption(
+            f"{named} a column of whole numbers, UUIDs, dates, booleans or texts without a "
+            f"collation of their own, where equal keys have one spelling, got {kind}; name another "
+            "column."
+        )
+    return str(column.attname)
+
+
+def key_value(label: str, field: Any, key: Any) -> Any:
+    """Return the value of a key that a user gives: one of the column, or the related row.
+
+    Raises ``InvalidOption``. ``None``: no key.
+    """
+    named = (
+        f"{label}: expected lock_key() to take a value of {field.model._meta.label}.{field.attname}"
+    )
+    related = field.related_model
+    if related is not None:
+        named += f", or a row of {related._meta.label}"
+    if isinstance(key, Model):
+        if related is None or not isinstance(key, related):
+            raise InvalidOption(f"{named}, got {key!r}.")
+        value = getattr(key, field.target_field.attname)
+        if value is None:
+            raise InvalidOption(
+                f"{label}: expected lock_key() to take a saved row, got one without a key."
+            )
+    try:
+        return field.to_python(key)
+    except (TypeError, ValueError, ValidationError) as error:
+        raise InvalidOption(f"{named}, got {key!r}, which cannot be one.") from error

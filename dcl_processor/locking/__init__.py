@@ -1,1 +1,0 @@
-"""Stage 2: lock the rows, and check them again."""

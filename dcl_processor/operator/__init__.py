@@ -1,0 +1,1 @@
+"""What an operator asks of rows, and does with those in doubt or given up."""

@@ -1,0 +1,172 @@
+"""Counts and logs outcomes during a run, and makes its report."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from dcl_processor.options.options import Definition
+from dcl_processor.pending import steady as time
+from dcl_processor.report.errors import (
+    add_note,
+    described,
+    escaped,
+    forget_frames,
+    frames_of,
+    shown_traceback,
+    traceback_text,
+)
+from dcl_processor.report.observer import Observers
+from dcl_processor.report.outcomes import Discarded, Failed, Handled, Lost, Outcome, Snoozed
+from dcl_processor.report.report import Failure, Report, Stopped
+
+logger = logging.getLogger("dcl_processor")
+
+#: The most failures kept in a report, and the most failed rows logged by one run.
+MOST_FAILURES = 100
+
+#: Failures that end a run in which nothing succeeds, unless the processor sets its own number.
+MOST_FROM_THE_START = 50
+
+
+class Counters:
+    """The counts and failures of a run in progress, for its report.
+
+    ``handled``: rows that were tried, which is what ``limit`` counts. ``succeeded``: whether any
+    row did; ``in_a_row``: failures since then; ``refusals``: rows of these that were handled, and
+    whose flip could not be written. ``is_to_move``: bad rows at the head keep the others out, so
+    that the run goes on elsewhere.
+    """
+
+    def __init__(self, processor: Definition[Any], observers: Observers) -> None:
+        self._processor, self._name, self._observers = processor, processor.name, observers
+        self.counts: Counter[str] = Counter()
+        self.failures: list[Failure] = []
+        self.passes = self.handled = self.in_a_row = self.refusals = 0
+        self.started = time.monotonic()
+        self.succeeded = self.is_to_move = self.has_moved = False
+        #: Whether the run is to end, because the next row would fail like those before.
+        self.fails_too_often = False
+
+    def count(self, pk: Any, outcome: Outcome) -> None:
+        """Add an outcome to the report."""
+        if type(outcome) is Handled:
+            self.succeeded, self.fails_too_often = True, False
+            self.in_a_row = self.refusals = 0
+            self._tell(pk, "processed", outcome)
+        elif isinstance(outcome, Failed):
+            self._failed(pk, outcome)
+        elif isinstance(outcome, Snoozed):
+            self.succeeded = True
+            self._tell(pk, "snoozed", outcome)
+        elif isinstance(outcome, Discarded):
+            self.succeeded = True
+            log(logging.WARNING, "%s: row %s discarded: %s", self._name, str(pk), outcome.error)
+            forget_frames(outcome.error)
+            self._tell(pk, "discarded", outcome)
+        elif isinstance(outcome, Lost):
+            self.counts["lease_lost"] += 1
+            self._observers.row("ended", pk, outcome="lease_lost")
+            self.in_a_row += outcome.called
+            self.handled += outcome.called
+            self.fails_too_often = self.is_too_many(self.in_a_row)
+
+    def _failed(self, pk: Any, outcome: Failed) -> None:
+        self.in_a_row += 1
+        # Every row may be refused: after the first the next is tried alone, and elsewhere.
+        self.refusals += outcome.is_refused
+        if self.refusals or self.looks_bad(self.in_a_row):
+            self.is_to_move = not (self.succeeded or self.has_moved)
+        self.fails_too_often = self.refusals > 1 or self.is_too_many(self.in_a_row)
+        self.counts["to_retry"] += outcome.again_in is not None
+        if len(self.failures) < MOST_FAILURES:
+            error, text = outcome.error, traceback_text(outcome.error)
+            numbers = (outcome.attempt, outcome.max_attempts, outcome.again_in)
+            failure = Failure(pk, error, text, *numbers)
+            self.failures.append(failure)
+            about = (self._name, str(pk), failure.attempts, error)
+            log(logging.ERROR, "%s: row %s failed%s: %s", *about, error=error, text=text)
+        forget_frames(outcome.error)
+        self._tell(pk, "failed", outcome)
+
+    def _tell(self, pk: Any, outcome: str, ended: Any) -> None:
+        self.counts[outcome] += 1
+        self.handled += 1
+        if self._observers:
+            self._observers.row(
+                "ended",
+                pk,
+                attempt=getattr(ended, "attempt", None),
+                outcome=outcome,
+                duration=ended.duration,
+                error=getattr(ended, "error", None),
+                is_retried=getattr(ended, "again_in", None) is not None,
+            )
+
+    @property
+    def _most(self) -> float:
+        most = self._processor.max_consecutive_failures
+        if most is None and not self.succeeded:
+            return MOST_FROM_THE_START
+        return most or math.inf
+
+    def looks_bad(self, in_a_row: int) -> bool:
+        """Return whether so many failures at the head let the run go on elsewhere."""
+        return in_a_row >= self._most / 2 and not (self.succeeded or self.has_moved)
+
+    def is_too_many(self, in_a_row: int) -> bool:
+        """Return whether so many failures in a row end the run."""
+        return in_a_row >= self._most
+
+    def report(self, stopped: Stopped, error: BaseException | None) -> Report:
+        """Return the report so far; ``error``: why the resource could not be opened."""
+        counts: dict[str, Any] = {**self.counts}
+        return Report(
+            name=self._name,
+            **counts,
+            passes=self.passes,
+            duration=time.monotonic() - self.started,
+            stopped=stopped,
+            error=error,
+            failures=tuple(self.failures),
+        )
+
+
+def attach_report(error: BaseException, report: Report) -> None:
+    """Attach the report to the error that ended the run; what the run did until then stays done."""
+    with suppress(Exception):  # a class without room for it
+        error.report = report  # type: ignore[attr-defined]  # as documented at run()
+    if report.did_something:
+        add_note(error, f"Until then: {report}")
+
+
+def log_end(report: Report) -> None:
+    """Log a finished run: INFO when it did something, DEBUG when there was nothing to do."""
+    if report.failed > MOST_FAILURES:
+        more = report.failed - MOST_FAILURES
+        log(logging.ERROR, "%s: %d more rows failed and were not logged", report.name, more)
+    log(logging.INFO if report.did_something else logging.DEBUG, "%s", report)
+
+
+def log(
+    level: int, message: str, *arguments: Any, error: BaseException | None = None, text: str = ""
+) -> None:
+    """Log a record whose errors are masked, in one line, also in the traceback of the text."""
+    if not logger.isEnabledFor(level):
+        return
+    said = tuple(map(_said, arguments))
+    info: Any = error and (type(error), error, frames_of(error))
+    record = logger.makeRecord(logger.name, level, "", 0, message, said, info)
+    if text:
+        # A formatter takes this text, and makes none of its own from ``exc_info``.
+        record.exc_text = shown_traceback(text).rstrip("\n")
+    logger.handle(record)
+
+
+def _said(argument: Any) -> Any:
+    if isinstance(argument, BaseException):
+        return described(argument)
+    return escaped(argument) if isinstance(argument, str) else argument

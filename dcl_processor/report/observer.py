@@ -1,0 +1,174 @@
+"""Two doors of the engine: what a run tells, and what it asks before it takes rows.
+
+An ``Observer`` is told of runs and rows, a ``Gate`` lets rows start. They come from the options
+``observers`` and ``gates``, and from ``installed``, to which an app adds at its ``ready()``. All of
+their methods are called in the run's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from dcl_processor.report.errors import add_note, described
+from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.outcomes import Outcome
+from dcl_processor.report.report import Report
+
+logger = logging.getLogger("dcl_processor")
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """A run begins, or has ended, with a ``report``; ``error``: what it raised, if it did.
+
+    ``using``: the alias of its database. ``run_id``: a text that no other run has.
+    """
+
+    kind: Literal["started", "ended"]
+    processor: Any
+    run_id: str
+    using: str
+    report: Report | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowEvent:
+    """A handler is about to be called for a row, or its row is over, and its transaction has ended.
+
+    ``attempt``: its number, if a ``retry`` counts it. ``since``: since when the row was pending,
+    if ``pending_since`` names a column. When it has ended: ``outcome``: "processed", "failed",
+    "discarded", "snoozed" or "lease_lost"; ``duration``: seconds that the handler took;
+    ``error``: of a row that failed or was discarded; ``is_retried``: it is to be tried again.
+    """
+
+    kind: Literal["started", "ended"]
+    processor: Any
+    run_id: str
+    pk: Any
+    attempt: int | None = None
+    since: datetime | None = None
+    outcome: str | None = None
+    duration: float | None = None
+    error: Exception | None = field(default=None, compare=False)
+    is_retried: bool = False
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Looks on. What it raises is logged once for each run, and costs no row."""
+
+    def run(self, event: RunEvent) -> None:
+        """Take note of a run that begins, or has ended."""
+        ...
+
+    def row(self, event: RowEvent) -> None:
+        """Take note of a row whose handler is about to be called, or that is over."""
+        ...
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """Decides how many rows may start now. What it raises ends the run.
+
+    One that keeps the processor's option ``rate`` has the attribute ``keeps_rate``.
+    """
+
+    def may_start(self, n: int) -> int:
+        """Return how many of the next ``n`` rows may start; 0: the run asks again a little later.
+
+        Raises ``EndRun`` to end the run.
+        """
+        ...
+
+    def ended(self, outcomes: Sequence[Outcome]) -> None:
+        """Take note of the outcomes of rows that were let in, once their transactions are over."""
+        ...
+
+
+class EndRun(Exception):
+    """Raised by a gate: no further row starts in this run; ``Report.stopped`` is the ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+#: Of each run that begins: its processor is given to each of these, which return an observer or a
+#: gate for the run, or ``None``.
+observers_installed: list[Callable[[Any], Observer | None]] = []
+gates_installed: list[Callable[[Any], Gate | None]] = []
+
+
+class Observers:
+    """The observers of one run; false without any."""
+
+    def __init__(self, processor: Any, run_id: str) -> None:
+        found = [make(processor) for make in observers_installed]
+        self._all = [*filter(None, found), *processor.observers]
+        self._silent: set[tuple[int, str]] = set()
+        self.processor, self.run_id = processor, run_id
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def run(self, kind: Literal["started", "ended"], using: str, **known: Any) -> None:
+        """Tell of the run."""
+        if self._all:
+            self._tell("run", RunEvent(kind, self.processor, self.run_id, using, **known))
+
+    def row(self, kind: Literal["started", "ended"], pk: Any, **known: Any) -> None:
+        """Tell of a row."""
+        if self._all:
+            self._tell("row", RowEvent(kind, self.processor, self.run_id, pk, **known))
+
+    def _tell(self, method: str, event: RunEvent | RowEvent) -> None:
+        for place, each in enumerate(self._all):
+            try:
+                getattr(each, method)(event)
+            except BaseException as error:
+                if ends_the_run(error):
+                    raise
+                if (place, method) not in self._silent:
+                    self._silent.add((place, method))
+                    about = (type(each).__name__, method, described(error))
+                    logger.warning("%s.%s() raised, and the run goes on: %s", *about, exc_info=True)
+
+
+class Gates:
+    """The gates of one run; false without any."""
+
+    def __init__(self, processor: Any) -> None:
+        found = [make(processor) for make in gates_installed]
+        self._all = [*filter(None, found), *processor.gates]
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def may_start(self, n: int) -> int:
+        """Return how many rows each gate lets in."""
+        for each in self._all:
+            try:
+                n = min(n, each.may_start(n))
+            except EndRun:
+                raise
+            except Exception as error:
+                add_note(error, f"Raised by the gate {each!r}, which ends the run.")
+                raise
+            if n <= 0:
+                return 0
+        return n
+
+    @property
+    def keep_rate(self) -> bool:
+        """Whether one of them keeps the option ``rate``."""
+        return any(getattr(each, "keeps_rate", False) for each in self._all)
+
+    def ended(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell of rows that were let in."""
+        for each in self._all:
+            each.ended(outcomes)

@@ -1,1 +1,0 @@
-"""The run: passes, limits, and the report in the making."""

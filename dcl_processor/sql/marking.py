@@ -1,0 +1,130 @@
+"""The statement of a claim that is committed before the work: lock, check, mark and return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections
+from django.db.models import Expression, IntegerField
+
+from dcl_processor.pending.question import Question
+from dcl_processor.report.values import Values
+from dcl_processor.sql.compiled import (
+    Assigned,
+    Keys,
+    Placeholder,
+    Rows,
+    Template,
+    bound_keys,
+    shape,
+    update_sql,
+)
+from dcl_processor.sql.statements import LOCK, choice_of, failing, first_of, own_key, still_pending
+from dcl_processor.sql.steps import Wanted
+
+
+class _Stored(Expression):
+    """A column of the model's own table as it is stored, even if its field changes its SELECT."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(output_field=IntegerField())
+        self._column = column
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        quote = connection.ops.quote_name
+        return f"{quote(compiler.query.base_table)}.{quote(self._column)}", []
+
+
+def _still_free(question: Question[Any], *, hides: bool) -> tuple[str, list[Any]]:
+    """Return the SQL of a marked row's key if another claim could take it, or else of NULL."""
+    # Race: double claim. A mark that is not kept would let another worker take the row.
+    if question.asks_own_row if hides else question.own_table:
+        return still_pending(question, question.unfiltered if hides else question.queryset)
+    return "NULL", []
+
+
+class Marking:
+    """Lock rows, check them, write a mark and return them, in one statement.
+
+    ``bare``: the rows are locked and checked already. ``hides``: the mark takes a row out of
+    ``pending``, and not only out of what is due. The statement fails if it does not. Each answer
+    has the columns that the question selects, followed by the row's key, the old values of the
+    marked columns, and their new values.
+    """
+
+    def __init__(
+        self,
+        question: Question[Any],
+        wanted: Wanted,
+        mark: Values,
+        *,
+        hides: bool,
+        bare: bool = False,
+    ) -> None:
+        self._names = [*mark]
+        many = len(wanted.pks) > 1
+        name = "mark", bare, hides, choice_of(wanted), many, shape(mark)
+        if name not in question.cache:
+            compiled = self._compiled(question, wanted, mark, hides=hides, bare=bare, many=many)
+            question.cache[name] = compiled
+        self.rows, self._columns, keys, number, assigned, template, _ = question.cache[name]
+        connection = connections[question.using]
+        bound = assigned.bound(mark, connection)
+        bound[number] = len(wanted.pks)
+        bound[keys] = bound_keys(question.model, question.using, wanted.pks, many=many)
+        self.statement = template.bind(bound)
+
+    def _compiled(
+        self,
+        question: Question[Any],
+        wanted: Wanted,
+        mark: Values,
+        *,
+        hides: bool,
+        bare: bool,
+        many: bool,
+    ) -> tuple[Any, ...]:
+        keys, assigned = Keys(question.model, many=many), Assigned(question.model, mark)
+        number = Placeholder(IntegerField())
+        some = question.table.filter(keys.condition)
+        asked = some if bare else question.queryset.filter(keys.condition)
+        rows = Rows(asked.order_by(), question.using)
+        meta, compiler = question.model._meta, asked.query.get_compiler(question.using)
+        fields: list[Any] = [meta.get_field(name) for name in self._names]
+        before = {f"dcl_before_{at}": _Stored(f.column) for at, f in enumerate(fields)}
+        first = first_of(asked, wanted, keys.order).annotate(**before).values_list("pk", *before)
+        locking, locking_params = first.query.get_compiler(question.using).as_sql()
+        update, update_params = update_sql(question.table, assigned.columns)
+        still, still_params = _still_free(question, hides=hides)
+        quote = compiler.connection.ops.quote_name
+        own, key = quote(meta.db_table), own_key(question)
+        columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]
+        after = [f"{own}.{quote(f.column)}" for f in fields]
+        returned = [*rows.selected_sql, key, *(f"dcl_taken.{n}" for n in before), *after]
+        lock = "" if bare else f" {LOCK}"
+        # If it is not materialised, the planner may lock one set of rows and update another.
+        sql = (
+            f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{lock}) "
+            f"{update} FROM dcl_taken WHERE {key} = dcl_taken.taken "
+            f"RETURNING {', '.join(returned)}, {failing(still, 'dcl_taken')}"
+        )
+        params = [*locking_params, *update_params, *rows.selected_params, *still_params, number]
+        template = Template(sql, params, [keys.placeholder, *assigned.placeholders])
+        converters = compiler.get_converters(columns)
+        key_place = keys.placeholder
+        return rows, (compiler, converters), key_place, number, assigned, template, mark
+
+    def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
+        """Return the old and the new values of the marked columns, by the rows' keys."""
+        before: dict[Any, Values] = {}
+        after: dict[Any, Values] = {}
+        width, (compiler, converters) = len(self.rows.selected), self._columns
+        behind = [answer[width:-1] for answer in answers]
+        if converters:
+            behind = compiler.apply_converters(behind, converters)
+        for pk, *columns in behind:
+            number = len(self._names)
+            before[pk] = dict(zip(self._names, columns[:number], strict=True))
+            after[pk] = dict(zip(self._names, columns[number:], strict=True))
+        return before, after

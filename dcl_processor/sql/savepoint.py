@@ -1,0 +1,92 @@
+"""One row's work in a transaction: kept, or rolled back without the other rows' work.
+
+PostgreSQL releases all locks of a transaction when a statement fails, also that of the row, and a
+handler that catches the error would go on with a row that others may take. Behind a savepoint the
+lock stays.
+
+One that is sent for every row of a batch costs several times what the batch saves, so it is created
+when the handler sends its first statement through Django.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import Error
+from django.db.transaction import TransactionManagementError
+
+from dcl_processor.report.exceptions import TransactionLost
+from dcl_processor.report.outcomes import Failed, Outcome
+from dcl_processor.sql.errors import NO_TRANSACTION, state_of
+
+NAME = "dcl_row"
+
+
+class RowSavepoint:
+    """Keeps or rolls back the work of the rows of a transaction, one after another.
+
+    As a wrapper of Django's cursors it precedes a row's first statement. ``is_sent``: it was
+    created in the claim's message, and is released in that of the flip.
+    """
+
+    def __init__(self, connection: Any, *, is_sent: bool) -> None:
+        self._connection, self._is_sent = connection, is_sent
+        self._callbacks, self._is_open, self._is_opening = 0, is_sent, False
+
+    def begin(self) -> None:
+        """Begin a row."""
+        self._is_open, self._callbacks = self._is_sent, len(self._connection.run_on_commit)
+        if not self._is_sent:
+            self._connection.execute_wrappers.append(self)
+
+    def __call__(self, execute: Any, *statement: Any) -> Any:
+        if not (self._is_open or self._is_opening):
+            self._is_opening = True
+            try:
+                self._execute("savepoint_create_sql")
+                self._is_open = True
+            except Error as error:
+                if state_of(error) == NO_TRANSACTION:
+                    raise TransactionLost from error
+                raise
+            finally:
+                self._is_opening = False
+        return execute(*statement)
+
+    def end(self) -> None:
+        if self in self._connection.execute_wrappers:
+            self._connection.execute_wrappers.remove(self)
+
+    def close(self, outcome: Outcome) -> Outcome:
+        """Keep the row's work if it was handled, or roll it back; return the row's outcome.
+
+        Called before the row is written, because a savepoint around the flip would make
+        PostgreSQL keep a list of lockers for each row.
+        """
+        self.end()
+        outcome = asked_for_rollback(self._connection, outcome)
+        is_kept = outcome.kept
+        if not is_kept:
+            self._connection.set_rollback(False)
+            del self._connection.run_on_commit[self._callbacks :]
+        try:
+            if self._is_open and not is_kept:
+                self._execute("savepoint_rollback_sql")
+            if self._is_open and not self._is_sent:
+                self._execute("savepoint_commit_sql")
+        except Error as error:
+            raise TransactionLost from error  # with the savepoint
+        return outcome
+
+    def _execute(self, kind: str) -> None:
+        connection = self._connection
+        with connection.cursor() as cursor:
+            cursor.execute(getattr(connection.ops, kind)(connection.ops.quote_name(NAME)))
+
+
+def asked_for_rollback(connection: Any, outcome: Outcome) -> Outcome:
+    """Return the outcome of a row whose handler may have called ``set_rollback(True)``."""
+    if not (outcome.kept and connection.needs_rollback):
+        return outcome
+    error = TransactionManagementError("the handler marked the transaction for rollback")
+    return Failed(error, handled=True)

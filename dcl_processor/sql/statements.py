@@ -1,0 +1,260 @@
+"""The statements of the steps on PostgreSQL: claims, and the one that writes to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections
+from django.db.models import IntegerField, Q, QuerySet
+
+from dcl_processor.pending.question import Question, fenced_by
+from dcl_processor.report.values import Values
+from dcl_processor.sql.compiled import (
+    Assigned,
+    Build,
+    CannotCompile,
+    Keys,
+    Placeholder,
+    Rows,
+    Statement,
+    Template,
+    bound_keys,
+    condition_sql,
+    select,
+    shape,
+    update_sql,
+)
+from dcl_processor.sql.steps import Wanted, Write
+
+XID = "pg_current_xact_id()"
+LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
+
+#: The texts of the error with which a statement that writes fails. The transaction is not the one
+#: that has the locks; a row is still pending; the wrong number of rows was written.
+LOST, STILL, FEWER, MORE = "dcl_lost:", "dcl_still:", "dcl_fewer:", "dcl_more:"
+
+
+def first_of(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:
+    """Limit a queryset to the first of the wanted rows, if more are named."""
+    if not wanted.may_choose:
+        return queryset.order_by()
+    ordered = queryset.order_by(order)
+    ordered.query.standard_ordering = True  # order_by() does not undo a reverse()
+    return ordered[: wanted.limit]
+
+
+def choice_of(wanted: Wanted) -> int | None:
+    return wanted.limit if wanted.may_choose else None
+
+
+def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement, Build]:
+    """Return the statement that locks the rows and checks them."""
+
+    def narrow(condition: Q, order: Any) -> QuerySet[Any, Any]:
+        return first_of(question.queryset.filter(condition), wanted, order)
+
+    name = "claim", choice_of(wanted)
+    return select(question, name, wanted.pks, narrow, change=_locks(question))
+
+
+def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
+    """Return the statement that locks the rows by their keys; it joins no table."""
+
+    def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
+        return question.table.filter(condition).order_by().values_list("pk")
+
+    return select(question, "lock", pks, narrow, change=_locks(question))
+
+
+def asked_of_keys(question: Question[Any]) -> tuple[Statement, Build]:
+    """Return the statement that asks the whole question of the rows that the claim has locked."""
+    if "keyed" not in question.cache:
+        rows = Rows(question.keyed(()), question.using)
+        question.cache["keyed"] = Statement(rows.sql, rows.params), rows.build
+    found: tuple[Statement, Build] = question.cache["keyed"]
+    return found
+
+
+def asked_again(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
+    """Return the statement that asks the whole question for these rows."""
+
+    def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
+        return question.queryset.filter(condition).order_by()
+
+    return select(question, "ask", pks, narrow)
+
+
+def _locks(question: Question[Any]) -> Any:
+    own = f'"{question.model._meta.db_table}"'.replace('""', '"')
+
+    def change(sql: str) -> str:
+        # The id of the transaction is no annotation: that would be an attribute of the instances.
+        return f"{sql.replace(f' FROM {own}', f', {XID} FROM {own}', 1)} {LOCK}"
+
+    return change
+
+
+# --- whether rows are still pending
+
+
+def fence(xid: str) -> Statement:
+    """Return the statement that fails in another transaction than the one with this id."""
+    return Statement(
+        f"SELECT CAST(CASE WHEN {XID} = %s::xid8 THEN '0' ELSE '{LOST}' END AS integer)", [xid]
+    )
+
+
+def still_asked(question: Question[Any], pks: Sequence[Any], *, due: bool = False) -> Statement:
+    """Return the statement that fails if one of the rows is still pending; ``due``: and due."""
+    asked = question.queryset if due else question.unfiltered
+
+    def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
+        return asked.filter(condition).order_by().values_list("pk")
+
+    def change(sql: str) -> str:
+        return (
+            f"SELECT CAST(CASE WHEN count(*) = 0 THEN '0' ELSE '{STILL}' || min(pk::text) END "  # noqa: S608
+            f"AS integer) FROM ({sql}) AS dcl_rows (pk)"
+        )
+
+    return select(question, ("still", due), pks, narrow, change=change)[0]
+
+
+def own_key(question: Question[Any]) -> str:
+    quote = connections[question.using].ops.quote_name
+    meta = question.model._meta
+    return f"{quote(meta.db_table)}.{quote(str(meta.pk_fields[0].column))}"
+
+
+def still_pending(question: Question[Any], rows: QuerySet[Any, Any]) -> tuple[str, list[Any]]:
+    """Return the SQL of a written row's key if it is still among these, or else of NULL."""
+    try:
+        sql, params = condition_sql(rows)
+    except EmptyResultSet:
+        return "NULL", []
+    return f"CASE WHEN {sql} THEN {own_key(question)}::text END", [*params]
+
+
+def failing(still: str, locked: str) -> str:
+    """Return the SQL that fails for a row that is still pending, or if more rows were locked.
+
+    Its last parameter is the number of rows that are named.
+    """
+    more = f"CASE WHEN (SELECT count(*) FROM {locked}) > %s THEN '{MORE}' ELSE '0' END"  # noqa: S608
+    return f"CAST(COALESCE('{STILL}' || {still}, {more}) AS integer)"
+
+
+# --- the one statement that writes
+
+
+def writing(question: Question[Any], write: Write, xid: str | None) -> Statement:
+    """Return the statement that writes to rows, and fails as a whole if one of them is wrong.
+
+    With the id of a transaction it fails in any other one, or if it writes fewer rows than there
+    are. Without one it writes to the rows that have this worker's mark and that no other session
+    has locked, and returns their keys.
+    """
+    many, cache = len(write.pks) > 1, question.cache
+    name = "write", many, write.asks, xid is None, _shape_of_mark(write), shape(write.values)
+    if name not in cache or name[-1] is None or name[-2] is None:
+        try:
+            cache[name] = _compiled(question, write, xid, many=many)
+        except (CannotCompile, AttributeError, TypeError, ValueError):
+            cache[name] = None
+    connection = connections[question.using]
+    if cache[name] is not None:
+        keys, number, fenced, assigned, template, _ = cache[name]
+        try:
+            bound = assigned.bound(write.values, connection)
+        except CannotCompile:
+            bound = None
+        if bound is not None:
+            bound[keys] = bound_keys(question.model, question.using, write.pks, many=many)
+            bound[number] = len(write.pks)
+            for column, place in fenced.items():
+                given = xid or _one(write.expected[column])
+                bound[place] = (
+                    given if xid else place.output_field.get_db_prep_value(given, connection)
+                )
+            statement: Statement = template.bind(bound)
+            return statement
+    expected = fenced_by(write.expected) if xid is None else xid
+    return Statement(*_write_sql(question, write, Q(pk__in=[*write.pks]), write.values, expected))
+
+
+def _one(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+def _shape_of_mark(write: Write) -> Any:
+    """Return the names of the columns by which a row is recognised; ``None``: one has several."""
+    some = [
+        value is None or (isinstance(value, list) and len(value) != 1)
+        for value in write.expected.values()
+    ]
+    return None if any(some) else (*write.expected,)
+
+
+def _compiled(
+    question: Question[Any], write: Write, xid: str | None, *, many: bool
+) -> tuple[Any, ...]:
+    if _shape_of_mark(write) is None:
+        raise CannotCompile
+    meta = question.model._meta
+    keys, assigned = Keys(question.model, many=many), Assigned(question.model, write.values)
+    number = Placeholder(IntegerField())
+    fenced: dict[str, Placeholder] = {"xid": Placeholder(IntegerField())}
+    expected: Any = fenced["xid"]
+    if xid is None:
+        fenced = {name: Placeholder(meta.get_field(name)) for name in write.expected}
+        expected = Q(**fenced)
+    sql, params = _write_sql(
+        question, write, keys.condition, assigned.columns, expected, number=number
+    )
+    needed = [keys.placeholder, *fenced.values(), *assigned.placeholders]
+    # The values are kept, so that the identity of an expression in the name stays its own.
+    return keys.placeholder, number, fenced, assigned, Template(sql, params, needed), write.values
+
+
+def _write_sql(
+    question: Question[Any],
+    write: Write,
+    rows: Q,
+    columns: Values,
+    expected: Any,
+    *,
+    number: Any = 0,
+) -> tuple[str, list[Any]]:
+    update, params = update_sql(question.table, columns)
+    still, asked = "NULL", list[Any]()
+    if write.asks and question.asks_own_row:
+        still, asked = still_pending(question, question.unfiltered)
+    key = own_key(question)
+    if isinstance(expected, Q):
+        # Race: lost lease that writes. The lock waits for no other session, and no row is written
+        # that has another mark.
+        mine = question.table.filter(rows, expected).order_by().values_list("pk")
+        locked, locked_params = mine.query.sql_with_params()
+        sql = (
+            f"WITH dcl_mine (pk) AS MATERIALIZED ({locked} {LOCK}) {update} FROM dcl_mine "
+            f"WHERE {key} = dcl_mine.pk RETURNING {key}, {failing(still, 'dcl_mine')}"
+        )
+        return sql, [*locked_params, *params, *asked, number or len(write.pks)]
+    # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
+    # cast is that error. It depends on the count, and so is not evaluated before it.
+    where, where_params = condition_sql(question.table.filter(rows))
+    there, keys = question.table.filter(rows).order_by().values_list("pk").query.sql_with_params()
+    number = number or len(write.pks)
+    sql = (
+        f"WITH dcl_flipped (still) AS ({update} WHERE {where} AND {XID} = %s "  # noqa: S608
+        f"RETURNING {still}) "
+        f"SELECT CAST(CASE WHEN count(still) > 0 THEN '{STILL}' || min(still) "
+        f"WHEN count(*) = %s THEN '0' WHEN count(*) > %s THEN '{MORE}' "
+        f"WHEN NOT {XID} = %s::xid8 THEN '{LOST}' "
+        f"WHEN count(*) = (SELECT count(*) FROM ({there}) AS dcl_there) "
+        f"THEN '0' ELSE '{FEWER}' END AS integer) FROM dcl_flipped"
+    )
+    counted = [number, number, expected]
+    return sql, [*params, *where_params, expected, *asked, *counted, *keys]
