@@ -64,7 +64,7 @@ def follow(run: Callable[[Callable[[Any], None]], Any]) -> Way:
 def ways() -> dict[str, Way]:
     """Follow a row of each delivery, in the database of the settings."""
     from dcl_processor import Delivery, Lease, batch_processor
-    from dcl_processor.runner import in_flight
+    from dcl_processor.engine import poison
     from tests.models import Errand
 
     pending = Errand.objects.filter(done=False)

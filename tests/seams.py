@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from dcl_processor.candidates import question
-from dcl_processor.engine import claim, session
+from dcl_processor.pending import question
+from dcl_processor.sql import messages, statements
 
 #: An object, and the name of an attribute that is replaced.
 Seam = tuple[Any, str]
 
 IS_OWN_TABLE: Seam = (question, "is_own_table")
-LOCK_CLAUSE: Seam = (claim, "lock_clause")
-SEND_TOGETHER: Seam = (session, "send_together")
-IS_OBSERVED: Seam = (session, "is_observed")
+LOCK: Seam = (statements, "LOCK")
+SEND_TOGETHER: Seam = (messages, "send_together")
+IS_OBSERVED: Seam = (messages, "is_observed")
 
 
 def replace(patch: pytest.MonkeyPatch, seam: Seam, value: Any) -> None:
