@@ -47,9 +47,6 @@ from django.db import connections
 from dcl_processor import registry
 from dcl_processor.engine import limits
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.locking.slots import refuse_without_locks
-from dcl_processor.options import model_columns
-from dcl_processor.options.kinds import rules_of
 from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
 
@@ -94,14 +91,12 @@ def check_found(found: Sequence[registry.Found]) -> list[CheckMessage]:
     asking: list[flips.User] = []
     for processor in (each.processor for each in found):
         messages += check_names(processor)
-        messages += check_ledger(processor)
         messages += check_takeover(processor)
         question, about_pending = questions.check(processor)
         messages += about_pending
         if question is not None:
             messages += flips.check(processor, question.model)
             if question.using in connections.databases:  # E006 reports another one
-                messages += check_clock(processor, question)
                 messages += questions.check_groups(processor, question)
             asking.append((processor, question))
             users.setdefault(question.using, []).append(processor)
@@ -159,15 +154,8 @@ def _shared_names(found: Sequence[registry.Found]) -> list[CheckMessage]:
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     """Yield an error if the processor's alias does not exist."""
     hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
-    exists = partial(limits.check_alias, "using", processor.using)
+    exists = partial(limits.check_alias, processor.using)
     yield from questions.refusals(processor, exists, hint, "dcl_processor.E006")
-
-
-def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
-    """Yield an error if columns of the processor's own would keep local time."""
-    hint = "At an hour that is skipped, two workers would handle one row."
-    keeps = partial(model_columns.check_clock, processor, question.using)
-    yield from questions.refusals(processor, keeps, hint, "dcl_processor.E011")
 
 
 def check_database(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Iterator[CheckMessage]:
@@ -185,14 +173,9 @@ def check_database(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Ite
             obj=who,
             id="dcl_processor.E007",
         )
-    for processor in processors:
-        if processor.max_workers is not None:
-            hint = "Or use one worker: on SQLite, workers wait for each other in any case."
-            slots = partial(refuse_without_locks, alias, processor.name)
-            yield from questions.refusals(processor, slots, hint, "dcl_processor.E014")
     if not connection.features.has_select_for_update:
         # The other deliveries hold no lock while a handler runs, and their workers share the work.
-        inside = [p.name for p in processors if rules_of(p).in_transaction]
+        inside = [p.name for p in processors if p.is_transactional]
         if inside:
             yield checks.Warning(
                 f"this database has no row locks: all workers of {', '.join(inside)} together "
@@ -202,12 +185,6 @@ def check_database(alias: str, processors: Sequence[BatchProcessor[Any]]) -> Ite
                 obj=who,
                 id="dcl_processor.W004",
             )
-
-
-def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
-    """Yield an error for an option that needs the ledger, if there is none, or it is off."""
-    has_it = partial(limits.refuse_without_ledger, processor)
-    yield from questions.refusals(processor, has_it, "Every run is refused.", "dcl_processor.E018")
 
 
 def check_takeover(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:

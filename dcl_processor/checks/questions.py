@@ -18,12 +18,10 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 from django.utils import timezone
 
-from dcl_processor.candidates.groups import refuse_order
-from dcl_processor.definition.groups import groups_of
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
-from dcl_processor.locking.key_lock import refuse_database
+from dcl_processor.keys.columns import claims_of, column_of
 from dcl_processor.operator.diagnosis import describe
-from dcl_processor.options.model_columns import shares_keys, written_columns
+from dcl_processor.options.model_columns import written_columns
 from dcl_processor.pending.question import Question, ask
 from dcl_processor.processor import BatchProcessor
 
@@ -169,27 +167,20 @@ def check_groups(processor: BatchProcessor[Any], question: Question[Any]) -> Ite
     """Yield what keeps the processor's keys from working, or may stop one of them for good."""
     if processor.group_by is None:
         return
-    name = processor.name
     yield from refusals(
         processor,
-        partial(groups_of, processor, question.model),
+        partial(column_of, processor, "group_by", question.model),
         "The key is a column of the model, or a forward relation.",
         "dcl_processor.E015",
     )
     yield from refusals(
         processor,
-        partial(refuse_database, question, name),
+        partial(claims_of, processor, question.model, question.using),
         "Leave group_by out and run one worker, or use PostgreSQL.",
         "dcl_processor.E016",
     )
     if not processor.in_order:
         return
-    yield from refusals(
-        processor,
-        partial(refuse_order, question, name),
-        "An order by other tables may change while a row of the key is handled.",
-        "dcl_processor.E017",
-    )
     if processor.retry is None or not processor._has_dead_letter:
         yield checks.Warning(
             "in_order without retry and failed: a row that always fails stops its key for good, "
@@ -211,7 +202,7 @@ def check_lists(
     """
     for processor in processors:
         question, _ = check(processor)  # which has a check of its own
-        if question is not None and not shares_keys(model_admin.model, question.model):
+        if question is not None and model_admin.model._meta.concrete_model is not question.model:
             yield checks.Error(
                 f"expected a list of {question.model._meta.label}, whose rows {processor.name} "
                 f"handles, got one of {model_admin.model._meta.label}: a key of it names another "

@@ -40,7 +40,7 @@ def workers_needed(
     using: str | None,
 ) -> int:
     """Return how many of so many workers have a row to handle, and a slot for it."""
-    most = min(each for each in (workers, limit, processor.max_workers) if each is not None)
+    most = min(each for each in (workers, limit, processor.max_in_flight) if each is not None)
     return min(most, count(processor, filter=filter, using=using, most=most - 1))
 
 
@@ -56,7 +56,7 @@ def question_of(
     ``due``: the condition for a row that may be tried now, as for ``ask()``; without it, all
     pending rows are in question. ``filter``: as for a run.
     """
-    limits.check_alias("using", using or processor.using)
+    limits.check_alias(using or processor.using)
     return ask(
         processor.pending,
         label=processor.name,
