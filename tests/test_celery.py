@@ -47,7 +47,7 @@ def app() -> Iterator[Celery]:
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the processor above where processors are looked for."""
     found = {"tests.send_parcels": send_parcels}
-    monkeypatch.setattr("dcl_processor.registry.processors", lambda: found)
+    monkeypatch.setattr("dcl_processor.operator.registry.processors", lambda: found)
 
 
 @pytest.mark.usefixtures("known")
@@ -140,7 +140,7 @@ def test_a_message_may_ask_for_what_the_settings_list_and_for_nothing_else() -> 
 def test_an_error_of_the_definition_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"tries": 1})
     found = {"tests.wrong": wrong(lambda row: None)}
-    monkeypatch.setattr("dcl_processor.registry.processors", lambda: found)
+    monkeypatch.setattr("dcl_processor.operator.registry.processors", lambda: found)
     Parcel.objects.create()
     with pytest.raises(StillPending):
         run.delay("tests.wrong").get()

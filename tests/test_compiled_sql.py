@@ -17,9 +17,9 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from dcl_processor.pending.question import ask
-from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
+from dcl_processor.pending.clock import DatabaseNow, Later
+from dcl_processor.pending.question import ask
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.writing import group
 from tests.contract.support.reports import assert_run

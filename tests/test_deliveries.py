@@ -13,9 +13,9 @@ from django.db.models import Value
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
-from dcl_processor.options.kinds import RULES
 from dcl_processor.engine.deliveries import DELIVERIES
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.options.kinds import RULES
 from tests.contract.support import archive
 from tests.models import Errand, Parcel
 

@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.pending.question import Question, ask
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.status import status
+from dcl_processor.pending.question import Question, ask
 from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 

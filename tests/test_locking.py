@@ -11,11 +11,11 @@ from django.db import transaction
 from django.db.models import F, Model, QuerySet
 from django.db.models.signals import post_init
 
-from dcl_processor.pending.question import ask
 from dcl_processor.engine.claim import claim
-from dcl_processor.sql.messages import Session
 from dcl_processor.engine.settlement import Wanted
 from dcl_processor.exceptions import InvalidPending
+from dcl_processor.pending.question import ask
+from dcl_processor.sql.messages import Session
 from tests.models import Depot, Parcel, RoadTrain, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -15,8 +15,8 @@ from django.dispatch import Signal
 from dcl_processor import Retry, Snooze, observers
 from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.prometheus.exposition import Counts
-from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.engine import calls
+from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.log_fields import Running
 from dcl_processor.metrics import LAST_SUCCESS
 from dcl_processor.observers import Handling, Observer

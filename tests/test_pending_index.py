@@ -13,8 +13,8 @@ from django.db.models import Exists, F, Index, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Lower, Now
 from django.utils import timezone
 
-from dcl_processor.pending.question import Question, ask
 from dcl_processor.insights import pending_index
+from dcl_processor.pending.question import Question, ask
 from tests.models import Colour, Depot, Errand, Parcel, Priced, Sample, Seat, Visit
 
 pytestmark = pytest.mark.django_db

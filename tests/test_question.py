@@ -29,8 +29,8 @@ from django.db.models.functions import Now, Rank, RowNumber, TruncYear, Upper
 from django.db.models.lookups import Exact
 from django.test.utils import override_settings, register_lookup
 
-from dcl_processor.pending.question import ask, is_own_table
 from dcl_processor.exceptions import InvalidPending
+from dcl_processor.pending.question import ask, is_own_table
 from tests.models import (
     Depot,
     Letter,

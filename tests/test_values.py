@@ -14,9 +14,9 @@ from django.db.models import F, Value
 from django.db.models.functions import Now
 
 from dcl_processor import Report, values
+from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption, RowsFailed
 from dcl_processor.report.report import Failure
-from dcl_processor.engine import limits
 from tests.edge.manage import output
 
 

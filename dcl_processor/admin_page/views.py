@@ -14,11 +14,11 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.row import show
 from dcl_processor.insights.rows import key_of, question_of
 from dcl_processor.management.wording import PARTS, holder
+from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import explain
 from dcl_processor.operator.times import utc_text
 from dcl_processor.oversight import has_ledger

@@ -44,9 +44,9 @@ from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import connections
 
-from dcl_processor import registry
 from dcl_processor.engine import limits
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.operator import registry
 from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
 

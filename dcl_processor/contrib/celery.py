@@ -20,10 +20,9 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 from django.conf import settings
 
-from dcl_processor import registry
 from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption, ProcessorError
-from dcl_processor.operator import backlog
+from dcl_processor.operator import backlog, registry
 from dcl_processor.operator.actions import doubts
 from dcl_processor.processes.graceful_stop import Stop, handled_by
 from dcl_processor.report.errors import shown

@@ -13,8 +13,8 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import JSONField, Model
 
-from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError, UnknownProcessor
+from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import explain
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable

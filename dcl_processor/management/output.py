@@ -16,7 +16,7 @@ from typing import Any
 from django.core.management.base import OutputWrapper
 from django.db.models import Q
 
-from dcl_processor import registry
+from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import Trouble, describe
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.visible import logs_to_stderr, operations

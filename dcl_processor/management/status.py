@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import registry
 from dcl_processor.operator import actions as operator_actions
+from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.report.errors import printable
 

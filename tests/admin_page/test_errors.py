@@ -15,14 +15,15 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from dcl_processor import Retry, registry
-from dcl_processor.operator.diagnosis import Trouble
+from dcl_processor import Retry
 from dcl_processor.ledger import history
-from dcl_processor.report.errors import LONGEST_TEXT, LONGEST_TRACEBACK
+from dcl_processor.operator import registry
+from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import LONGEST_STATUS, Health
 from dcl_processor.processes.news import Worker
 from dcl_processor.processes.visible import Notifier
+from dcl_processor.report.errors import LONGEST_TEXT, LONGEST_TRACEBACK
 from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail

@@ -14,9 +14,9 @@ from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor import registry
 from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels, permissions
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
+from dcl_processor.operator import registry
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
 from tests.admin_page.conftest import MakePayments

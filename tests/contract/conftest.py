@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor.engine.source import Source
 from dcl_processor.engine import limits
+from dcl_processor.engine.source import Source
 from tests.contract.support.clocks import Clock
 from tests.contract.support.errands import our_threads
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE

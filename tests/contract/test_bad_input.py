@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.registry import Found
+from dcl_processor.operator.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected

@@ -17,11 +17,11 @@ from django.test import override_settings
 from django.utils import timezone
 
 from dcl_processor import Lease, Snooze, clock
-from dcl_processor.pending.question import ask
 from dcl_processor.checks import check_found
-from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.exceptions import ReservationLost, Unsupported
-from dcl_processor.registry import Found
+from dcl_processor.operator.registry import Found
+from dcl_processor.pending.clock import DatabaseNow
+from dcl_processor.pending.question import ask
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run

@@ -10,7 +10,6 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor
-from dcl_processor.pending import scan
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidDone,
@@ -18,6 +17,7 @@ from dcl_processor.exceptions import (
     StillPending,
     TooManyPending,
 )
+from dcl_processor.pending import scan
 from dcl_processor.report.report import MOST_COUNTED, DryRun
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS

@@ -12,10 +12,10 @@ from django.utils import timezone
 
 from dcl_processor import Lease
 from dcl_processor.candidates import groups as reads
-from dcl_processor.pending import scan
 from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.row import show
+from dcl_processor.pending import scan
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS

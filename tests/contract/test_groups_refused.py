@@ -7,7 +7,7 @@ from django.db import transaction
 
 from dcl_processor.checks import check_found
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.registry import Found
+from dcl_processor.operator.registry import Found
 from tests.contract.support.errands import ignore
 from tests.contract.support.groups import MAKERS, grouped, rows_of
 from tests.models import Errand

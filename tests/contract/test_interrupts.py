@@ -19,14 +19,14 @@ import pytest
 from django.db import connection, transaction
 
 import dcl_processor
+from dcl_processor.engine.calls import execute
 from dcl_processor.engine.lane import Lane
 from dcl_processor.engine.run import Run
-from dcl_processor.sql.messages import in_one_message
 from dcl_processor.engine.settlement import COMMIT
 from dcl_processor.execution.event_loop import EventLoop
-from dcl_processor.engine.calls import execute
 from dcl_processor.report.interrupts import wait_for_next
 from dcl_processor.sql.isolation import ReadCommitted
+from dcl_processor.sql.messages import in_one_message
 from tests import seams
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked

@@ -15,9 +15,9 @@ from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Report
-from dcl_processor.pending import scan
 from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
+from dcl_processor.pending import scan
 from tests.contract.support.batches import statements
 from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.parcels import parcels, processor

@@ -24,9 +24,9 @@ from django.utils import timezone, translation
 from freezegun import freeze_time
 
 from dcl_processor import Lease, Retry
-from dcl_processor.pending import scan
 from dcl_processor.engine import lane, settling
 from dcl_processor.exceptions import InsideTransaction
+from dcl_processor.pending import scan
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS
 from tests.contract.support.marking import marking

@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 from django.test import TestCase
 
 from dcl_processor import BatchProcessor
-from dcl_processor.pending.question import Question, RowFilter
 from dcl_processor.exceptions import RowsFailed, Unsupported
+from dcl_processor.pending.question import Question, RowFilter
 from dcl_processor.testing import race, racing
 from tests import seams
 from tests.contract.support.errands import (

@@ -13,9 +13,9 @@ from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
-from dcl_processor.pending.question import Question, ask
 from dcl_processor.engine import heartbeat
 from dcl_processor.engine.heartbeat import Heartbeat
+from dcl_processor.pending.question import Question, ask
 from dcl_processor.settlement.writing import compare_and_set
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits

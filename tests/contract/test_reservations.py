@@ -18,7 +18,6 @@ from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batc
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.contrib.reservations import hold as held
 from dcl_processor.contrib.reservations.hold import Found, HandOut
-from dcl_processor.options.kinds import TAKEN_AWAY
 from dcl_processor.engine import settling
 from dcl_processor.exceptions import (
     InsideTransaction,
@@ -27,6 +26,7 @@ from dcl_processor.exceptions import (
     ReservationLost,
     StillPending,
 )
+from dcl_processor.options.kinds import TAKEN_AWAY
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import updates

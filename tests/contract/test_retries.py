@@ -12,8 +12,8 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from dcl_processor import Delivery, Discard, Lease, Retry, Snooze, batch_processor
-from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.pending.clock import DatabaseNow
 from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
 from tests.contract.support.reports import assert_run

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dcl_processor import Snooze
-from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.pending.clock import DatabaseNow
 from tests.contract.support import dispatches as the
 from tests.contract.support.reports import assert_run
 from tests.models import Dispatch

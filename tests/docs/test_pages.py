@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from dcl_processor import alive, backlog, report
-from dcl_processor.pending import scan
 from dcl_processor.contrib.reservations import reservation
 from dcl_processor.definition import retry
-from dcl_processor.engine import source
-from dcl_processor.engine import calls
+from dcl_processor.engine import calls, source
 from dcl_processor.ledger import desk, models, records
+from dcl_processor.pending import scan
 from dcl_processor.processes import monitor, supervisor
 from dcl_processor.runner import counters, limits
 from tests.docs.signatures import WIDTH

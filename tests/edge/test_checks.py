@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.checks import check_found
-from dcl_processor.registry import Found
+from dcl_processor.operator.registry import Found
 from tests.edge.manage import Install, alias, python
 from tests.models import Depot, Errand, Parcel, Scan, Trailer, Vehicle
 

@@ -21,8 +21,8 @@ from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.operator.actions import doubts
+from dcl_processor.operator.registry import Found
 from dcl_processor.processes.visible import operations, quiet_unless_configured
-from dcl_processor.registry import Found
 from tests.contract.support.clocks import HOUR, Clock
 from tests.edge.manage import (
     Install,

@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from dcl_processor import batch_processor
-from dcl_processor.operator.diagnosis import Trouble
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.engine import limits
 from dcl_processor.engine.calls import Call
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.management.watching import ErrorDedup, _Log
+from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.news import AtWork, Died
-from dcl_processor.engine import limits
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import (
     CHECKOUT,

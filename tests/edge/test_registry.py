@@ -7,8 +7,8 @@ from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from dcl_processor import registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProcessor, Unsupported
+from dcl_processor.operator import registry
 from tests.edge.manage import Install
 from tests.models import Parcel
 

@@ -27,8 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcl_processor import Report
-from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop, polite_stop
 from dcl_processor.processes.news import Died, portable

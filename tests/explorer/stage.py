@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.pending import scan
 from dcl_processor.engine import settling
 from dcl_processor.engine.source import Source
+from dcl_processor.pending import scan
 
 from .actors import Actor, cast_of, here
 from .audit import Audit

@@ -12,8 +12,8 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Delivery
-from dcl_processor.pending import scan
 from dcl_processor.exceptions import ProcessorError, StillPending
+from dcl_processor.pending import scan
 from dcl_processor.report.report import COUNTS
 from tests.fuzz import oracle
 from tests.fuzz.cases import CLOCK, RACE, STRANGER, Case

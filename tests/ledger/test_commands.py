@@ -18,12 +18,12 @@ from django.test import override_settings
 from django.utils import timezone
 
 import dcl_processor.ledger as api
-from dcl_processor import registry
 from dcl_processor.admin_page import ledger as page
 from dcl_processor.contrib import prometheus
 from dcl_processor.ledger import records
 from dcl_processor.ledger.models import Control, RecordedRun
 from dcl_processor.management import controlling
+from dcl_processor.operator import registry
 from dcl_processor.options.worker import this_user
 from tests.contract.support import errands as the
 from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures

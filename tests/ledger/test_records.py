@@ -24,8 +24,8 @@ from dcl_processor.ledger import ledger as module
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, Look, OperatorAction, RecordedRun
 from dcl_processor.ledger.recording import Work
-from dcl_processor.oversight import Progress
 from dcl_processor.options.worker import host, this_user
+from dcl_processor.oversight import Progress
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run

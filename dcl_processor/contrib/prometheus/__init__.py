@@ -28,9 +28,9 @@ from dcl_processor import observers
 from dcl_processor.insights import status as insights
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.observers import Observer
+from dcl_processor.operator.registry import processors
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.registry import processors
 
 from .exposition import ProcessMetrics
 

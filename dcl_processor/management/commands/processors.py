@@ -12,7 +12,6 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import close_old_connections, connections
 from django.db.models import Q
 
-from dcl_processor import registry
 from dcl_processor.checks import refusals
 from dcl_processor.management import (
     acting,
@@ -34,7 +33,7 @@ from dcl_processor.management.command_line import (
     whole,
 )
 from dcl_processor.management.output import Output
-from dcl_processor.operator import diagnosis
+from dcl_processor.operator import diagnosis, registry
 from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.pending import steady as time
 from dcl_processor.processes import child, pool

@@ -8,14 +8,14 @@ from __future__ import annotations
 from django.apps import apps
 from django.core.serializers import serialize
 
-from dcl_processor.options import kinds
-from dcl_processor.options.options import Definition
+from dcl_processor.engine.calls import Handled
 from dcl_processor.engine.deliveries import DELIVERIES
 from dcl_processor.engine.flips import flips
 from dcl_processor.engine.lane import Lane
 from dcl_processor.engine.settlement import Batch, Settlement
 from dcl_processor.engine.work import handle_locked
-from dcl_processor.engine.calls import Handled
+from dcl_processor.options import kinds
+from dcl_processor.options.options import Definition
 
 
 def archive(lane: Lane, batch: Batch) -> Settlement:
