@@ -108,14 +108,6 @@ def test_a_pool_without_room_for_the_thread_of_async_handlers_is_refused(
         assert_run(run(concurrency=concurrency), processed=len(rows))
 
 
-def test_slots_take_no_connection_of_the_pool() -> None:
-    the.errands(2)
-    with pooled(1, timeout=5):
-        report = the.transactional(lambda row: None, max_workers=1)()
-        assert_run(report, processed=2)
-        connection.close()
-
-
 def test_a_listener_takes_no_connection_of_the_pool() -> None:
     the.errands(1)
     with pooled(1, timeout=5) as pool:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from threading import Event
 from typing import Any
 
-from django.conf import settings
 from django.db import connections
 from django.db.models import Q
 
 from dcl_processor.engine import limits as limits_
-from dcl_processor.engine.calls import START, Call, refuse_alarm
+from dcl_processor.engine.calls import START, Call
 from dcl_processor.engine.context import Context
 from dcl_processor.engine.deliveries import marked_first, transactional
 from dcl_processor.engine.executors import Inline, Loop, Threads
@@ -20,14 +18,14 @@ from dcl_processor.engine.failing import isolate
 from dcl_processor.engine.keyed import KeyedSource
 from dcl_processor.engine.marked import put_back_unstarted, settle_call, settle_next
 from dcl_processor.engine.poison import Notes
+from dcl_processor.engine.refusals import refuse_options
 from dcl_processor.engine.settle import write_settled
 from dcl_processor.engine.source import Source
 from dcl_processor.keys import columns
-from dcl_processor.options import model_columns, validation
+from dcl_processor.options import model_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import ask
 from dcl_processor.report.counters import attach_report, log_end
-from dcl_processor.report.exceptions import Unsupported
 from dcl_processor.report.interrupts import ends_the_run
 from dcl_processor.report.outcomes import Lost
 from dcl_processor.report.report import Report, Stopped
@@ -93,11 +91,12 @@ class Run(Context):
         processor = self.processor
         asked = ask(processor.pending, label=processor.name, using=self._using)
         model_columns.check(processor, asked.model)
+        columns.refuse_order(processor, asked.unfiltered)
         self.claims = columns.claims_of(processor, asked.model, asked.using)
         question = self.ask()
         isolation.refuse_outer_transaction(question.using, processor.name)
         connection = connections[question.using]
-        self._refuse_options(connection)
+        refuse_options(processor, connection, self.gates, self.concurrency)
         connection.ensure_connection()
         kind = messages.Messages if messages.suits(connection, question) else Session
         self.session = kind(question.using, processor.name)
@@ -113,42 +112,6 @@ class Run(Context):
             is_ordered=bool(query.order_by or query.extra_order_by),
             may_choose=is_alone and kind is messages.Messages,
         )
-
-    def _refuse_options(self, connection: Any) -> None:
-        name, several = self.processor.name, self.concurrency > 1
-        if self.processor.rate is not None and not self.gates.keep_rate:
-            raise Unsupported(
-                f"{name}: expected 'dcl_processor.ledger' in INSTALLED_APPS, and on, for rate, "
-                "which all machines keep together, got none; add the app and migrate, or leave "
-                "rate out."
-            )
-        if self.processor.has_times and not settings.USE_TZ and connection.vendor != "postgresql":
-            raise Unsupported(
-                f"{name}: expected USE_TZ=True with a lease, claimed_at or next_attempt_at on "
-                f"{connection.vendor}, whose columns store no zone, got False; set it to True, or "
-                "leave these options out."
-            )
-        if several and self.processor.is_transactional:
-            raise Unsupported(validation.no_concurrency(name, self.concurrency))
-        if connection.in_atomic_block and several and not self.processor._is_async:
-            raise Unsupported(
-                f"{name}: expected concurrency=1 with a plain handler inside a TestCase, whose "
-                f"rows no other thread sees, got {self.concurrency}; use TransactionTestCase."
-            )
-        patched = sys.modules.get("gevent.monkey")
-        if self.processor._is_async and patched and patched.is_module_patched("threading"):
-            raise Unsupported(
-                f"{name}: expected real threads for an event loop, got threads patched by gevent; "
-                "write a plain handler, or run it in a process that is not patched."
-            )
-        if self.handler.seconds is not None and not self.processor._is_async:
-            if several:
-                raise Unsupported(
-                    f"{name}: expected concurrency=1 with handler_timeout and a plain handler, "
-                    f"which only a signal interrupts, got {self.concurrency}; start more workers, "
-                    "or write an async handler."
-                )
-            refuse_alarm(name)
 
     def _executor(self) -> Inline | Threads | Loop:
         processor, handler = self.processor, self.handler

@@ -13,6 +13,7 @@ from django.db.models import (
     DateTimeField,
     IntegerField,
     Model,
+    QuerySet,
     TextField,
     UUIDField,
 )
@@ -22,7 +23,8 @@ from dcl_processor.keys.limits import limits_of, mark_of
 from dcl_processor.keys.window import Reads
 from dcl_processor.options.model_columns import in_parents_table
 from dcl_processor.options.options import Definition
-from dcl_processor.report.exceptions import InvalidOption, Unsupported
+from dcl_processor.pending.question import order_of
+from dcl_processor.report.exceptions import InvalidOption, InvalidPending, Unsupported
 
 #: Columns whose equal values have one spelling.
 KINDS = (IntegerField, UUIDField, BooleanField, DateField, CharField, TextField)
@@ -80,6 +82,26 @@ def column_of(processor: Definition[Any], option: str, model: type[Model]) -> st
             "column."
         )
     return str(column.attname)
+
+
+def refuse_order(processor: Definition[Any], pending: QuerySet[Any, Any]) -> None:
+    """Raise ``InvalidPending`` unless rows in order are ordered by their own columns."""
+    if not processor.in_order:
+        return
+    label, columns = pending.model._meta.label, {"pk"}
+    for each in pending.model._meta.concrete_fields:
+        # By its name, a relation would be in the order of its own model.
+        columns |= {each.attname} if each.remote_field else {each.name, each.attname}
+    wrong = [
+        *(e for e in order_of(pending) if not isinstance(e, str) or e.lstrip("-+") not in columns),
+        *["extra(order_by=…)"] * bool(pending.query.extra_order_by),
+    ]
+    if wrong:
+        raise InvalidPending(
+            f"{processor.name}: expected pending with in_order to be ordered by columns of {label} "
+            f"itself, such as order_by('created_at'), got {wrong[0]!r}; name a column, and a "
+            "relation by its column, such as 'customer_id'."
+        )
 
 
 def key_value(label: str, field: Any, key: Any) -> Any:

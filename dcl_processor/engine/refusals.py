@@ -1,0 +1,100 @@
+"""What a run refuses before its first row, because of the database or the process it runs in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+
+from dcl_processor.engine.calls import refuse_alarm
+from dcl_processor.options import validation
+from dcl_processor.options.options import Definition
+from dcl_processor.report.exceptions import Unsupported
+from dcl_processor.report.observer import Gates
+
+#: The connections of a pool whose settings give no number.
+POOL_SIZE = 4
+
+
+def refuse_options(
+    processor: Definition[Any], connection: Any, gates: Gates, concurrency: int
+) -> None:
+    """Raise ``Unsupported`` for options that cannot work here."""
+    refuse_without_rate(processor, gates)
+    refuse_local_time(processor, connection)
+    _refuse_concurrency(processor, connection, concurrency)
+    if not connection.in_atomic_block:
+        refuse_small_pool(processor, connection, concurrency)
+
+
+def refuse_without_rate(processor: Definition[Any], gates: Gates) -> None:
+    """Raise if the processor has a ``rate``, and nothing keeps it."""
+    if processor.rate is not None and not gates.keep_rate:
+        raise Unsupported(
+            f"{processor.name}: expected 'dcl_processor.ledger' in INSTALLED_APPS, and on, for "
+            "rate, which all machines keep together, got none; add the app and migrate, or leave "
+            "rate out."
+        )
+
+
+def refuse_local_time(processor: Definition[Any], connection: Any) -> None:
+    """Raise if columns of the package's own would keep times without a zone."""
+    if processor.has_times and not settings.USE_TZ and connection.vendor != "postgresql":
+        raise Unsupported(
+            f"{processor.name}: expected USE_TZ=True with a lease, claimed_at or next_attempt_at "
+            f"on {connection.vendor}, whose columns store no zone, got False; set it to True, or "
+            "leave these options out."
+        )
+
+
+def refuse_small_pool(processor: Definition[Any], connection: Any, concurrency: int) -> None:
+    """Raise unless the alias's pool has a connection for each thread of a run.
+
+    The database calls of all async handlers share a thread.
+    """
+    pool = connection.settings_dict["OPTIONS"].get("pool")
+    if not pool:
+        return
+    given: Mapping[str, Any] = pool if isinstance(pool, Mapping) else {}
+    most = given.get("max_size") or given.get("min_size", POOL_SIZE)
+    threads = concurrency if concurrency > 1 and not processor._is_async else 0
+    users = {
+        f", one for each of {threads} threads": threads,
+        ", one for the thread of async handlers": int(processor._is_async),
+        ", and one for the heartbeat": int(processor.lease is not None),
+    }
+    needed = 1 + sum(users.values())
+    if most < needed:
+        words = "".join(each for each, number in users.items() if number)
+        raise Unsupported(
+            f"{processor.name}: expected a connection pool on {connection.alias!r} with room for "
+            f"{needed} connections, one for the run{words}, got max_size={most}; raise max_size in "
+            "OPTIONS['pool'], or lower concurrency."
+        )
+
+
+def _refuse_concurrency(processor: Definition[Any], connection: Any, concurrency: int) -> None:
+    name, several = processor.name, concurrency > 1
+    if several and processor.is_transactional:
+        raise Unsupported(validation.no_concurrency(name, concurrency))
+    if connection.in_atomic_block and several and not processor._is_async:
+        raise Unsupported(
+            f"{name}: expected concurrency=1 with a plain handler inside a TestCase, whose rows "
+            f"no other thread sees, got {concurrency}; use TransactionTestCase."
+        )
+    patched = sys.modules.get("gevent.monkey")
+    if processor._is_async and patched and patched.is_module_patched("threading"):
+        raise Unsupported(
+            f"{name}: expected real threads for an event loop, got threads patched by gevent; "
+            "write a plain handler, or run it in a process that is not patched."
+        )
+    if processor.handler_timeout is not None and not processor._is_async:
+        if several:
+            raise Unsupported(
+                f"{name}: expected concurrency=1 with handler_timeout and a plain handler, which "
+                f"only a signal interrupts, got {concurrency}; start more workers, or write an "
+                "async handler."
+            )
+        refuse_alarm(name)
