@@ -32,7 +32,7 @@ from dcl_processor.engine.calls import (
 )
 from dcl_processor.engine.resource import Resource
 from dcl_processor.options.options import Definition
-from dcl_processor.report.outcomes import Failed
+from dcl_processor.report.outcomes import Failed, Handled
 from dcl_processor.sql.errors import AWAY, is_back
 
 #: Seconds between two looks for a signal by a thread that waits.
@@ -186,7 +186,7 @@ class Loop:
         self._users: Counter[Resource] = Counter()
         self._worn: set[Resource] = set()
         self._loop = asyncio.new_event_loop()
-        self._uses_database = self._is_over = False
+        self._uses_database = self._is_cancelled = self._is_over = False
         # Not the caller's context: its only thread for database calls may wait for the run.
         self._sensitive = ThreadSensitiveContext()
         self._context = Context()
@@ -241,6 +241,8 @@ class Loop:
                 result = without_work(result, shared=True)
         except BaseException as error:  # noqa: BLE001  # raised again in the engine's thread
             result = error
+        if self._is_cancelled and not isinstance(result, Handled):
+            return  # as if its process had been killed: the row keeps its mark
         self._results.put((call, (resource, result)))
 
     def collect(self, timeout: float | None = None) -> tuple[Call, Any] | None:
@@ -276,6 +278,7 @@ class Loop:
                 executor.shutdown()
 
     async def _cancel(self) -> None:
+        self._is_cancelled = True
         tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
         for each in tasks:
             each.cancel()

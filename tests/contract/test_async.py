@@ -109,7 +109,7 @@ def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make
     assert [the.state(row)["done"] for row in rows] == [True, False, True, True, True]
 
 
-def test_an_interrupt_cancels_and_frees_and_costs_no_attempt(interrupt: Any) -> None:
+def test_an_interrupt_cancels_the_handlers_and_puts_back_the_rows_that_were_not_started(interrupt: Any) -> None:
     rows = the.errands(5)
     cancelled: list[Any] = []
 
@@ -125,7 +125,9 @@ def test_an_interrupt_cancels_and_frees_and_costs_no_attempt(interrupt: Any) -> 
     with pytest.raises(KeyboardInterrupt):
         the.at_least_once(handle, batch_size=5, retry=the.retry())(concurrency=2)
     assert sorted(cancelled) == [row.pk for row in rows[:2]]
-    assert all(the.untouched(row) for row in rows)
+    # As if the process had been killed: their leases lapse.
+    assert all(the.state(row)["leased_until"] for row in rows[:2])
+    assert all(the.untouched(row) for row in rows[2:])
 
 
 @each_delivery
@@ -205,7 +207,7 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
     task, thread, word = left
     assert word == "cancelled"
     assert task.cancelled()
-    assert not thread.is_alive()
+    until(lambda: not thread.is_alive(), "the end of the thread")
 
 
 @each_delivery

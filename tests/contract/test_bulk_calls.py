@@ -55,12 +55,14 @@ def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> 
         assert the.places(dead=True) == []
 
 
-def test_an_interrupt_in_a_call_costs_its_rows_nothing() -> None:
-    rows = the.errands(3)
-    run = bulk(the.at_least_once, the.raising(KeyboardInterrupt()), retry=the.retry())
+def test_an_interrupt_in_a_call_leaves_its_rows_with_their_leases() -> None:
+    """As a kill does; the rows behind them have none."""
+    rows = the.errands(5)
+    handle = the.raising(KeyboardInterrupt())
+    run = bulk(the.at_least_once, handle, batch_size=3, retry=the.retry())
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert all(the.untouched(row) for row in rows)
+    assert [the.untouched(row) for row in rows] == [False] * 3 + [True] * 2
 
 
 class Line(AbstractContextManager[bool]):

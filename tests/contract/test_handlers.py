@@ -141,7 +141,5 @@ def test_an_event_loop_is_refused_where_threads_are_greenlets(
     monkeypatch.setitem(sys.modules, "gevent.monkey", stand_in)
     with pytest.raises(Unsupported, match="patched by gevent; write"):
         the.at_least_once(handle)()
-    with pytest.raises(Unsupported, match="leave handler_timeout out"):
-        the.transactional(the.ignore, handler_timeout=30)()
     assert calls == []
     assert_run(the.at_least_once(the.ignore)(concurrency=2), processed=2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import django
 import pytest
-from django.db import DatabaseError, connection, models
+from django.db import connection, models
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.contract.support import core
@@ -125,12 +125,11 @@ def test_i13_a_row_that_cannot_be_loaded_fails_alone_and_costs_no_attempt(
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-def test_i13_a_claim_that_is_refused_for_all_rows_ends_the_run_and_costs_no_attempt(
+def test_i13_a_claim_that_is_refused_for_all_rows_calls_no_handler_and_costs_no_attempt(
     make: the.Make,
 ) -> None:
     """The read of the keys leaves the function out."""
     the.errands(3)
     asked = the.PENDING.annotate(told=models.Func("place", function="tests_no_such_function"))
-    with pytest.raises(DatabaseError):
-        make(the.ignore, pending=asked, retry=the.retry())()
+    assert_run(make(the.raising(AssertionError()), pending=asked, retry=the.retry())(), failed=3)
     assert {*Errand.objects.values_list("attempts", "done")} == {(0, False)}

@@ -70,7 +70,6 @@ if connection.vendor == "postgresql":
         assert the.state(row)["done"]
 
 
-@pytest.mark.waits_for_core("such a row is claimed among others")
 def test_a_row_of_a_worker_that_is_gone_is_handled_with_no_other_in_flight() -> None:
     """It may end this process, too, and must not take the others' attempts with it."""
     rows = the.errands(5)
@@ -93,7 +92,6 @@ def test_a_row_of_a_worker_that_is_gone_is_handled_with_no_other_in_flight() -> 
 
 # Where the run does not take the exit over, it ends the thread alone.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.waits_for_core("a run goes on without its heartbeat")
 def test_a_run_whose_heartbeat_has_ended_starts_no_further_row() -> None:
     the.errands(5)
     ended = Event()

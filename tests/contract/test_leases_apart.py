@@ -20,7 +20,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-@pytest.mark.waits_for_core("a lapsed lease is claimed together with other rows")
 def test_a_row_whose_lease_has_lapsed_is_claimed_alone() -> None:
     """It may have killed its process, and costs the rows beside it no attempt."""
     the.errands(4, attempts=1, leased_until=datetime(2026, 1, 1, tzinfo=UTC))
@@ -37,7 +36,6 @@ def test_a_row_whose_lease_has_lapsed_is_claimed_alone() -> None:
 
 if connection.vendor == "postgresql":
 
-    @pytest.mark.waits_for_core("rows are let go by the heartbeat before they are settled")
     def test_rows_that_are_locked_at_their_settlement_do_not_hold_up_the_others() -> None:
         the.errands(40)
         calls, has_called = Counter[int](), Event()

@@ -173,7 +173,6 @@ def test_i7_a_row_in_a_batch_loses_what_it_wrote_by_an_older_cursor(bad: list[in
     assert calls == [0, 1, 2]
 
 
-@pytest.mark.waits_for_core("only Django's cursors open a row's savepoint")
 @past_django
 def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
     past_django: Callable[[], Callable[[Any], Any]],
