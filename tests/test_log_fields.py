@@ -14,9 +14,7 @@ import pytest
 from django.utils import timezone
 from pythonjsonlogger.json import JsonFormatter
 
-from dcl_processor import BatchProcessor, Retry, log_fields
-from dcl_processor.insights.row import show
-from dcl_processor.insights.status import status
+from dcl_processor import BatchProcessor, Retry
 from dcl_processor.report.errors import (
     LONGEST,
     LONGEST_TEXT,
@@ -142,24 +140,6 @@ def test_a_run_inside_a_handler_has_an_id_of_its_own() -> None:
     assert failed["run_id"] == ids["shop.outer"]
 
 
-def test_threads_and_event_loops_belong_to_their_run() -> None:
-    seen = set()
-
-    def look(_: Errand) -> None:
-        seen.add(log_fields.running.get())
-
-    async def look_async(row: Errand) -> None:
-        look(row)
-
-    the.errands(4)
-    the.at_least_once(look, name="shop.look").run(concurrency=2)
-    the.errands(4)
-    the.at_least_once(look_async, name="shop.look_async").run(concurrency=2)
-    assert {run.name for run in seen if run is not None} == {"shop.look", "shop.look_async"}
-    assert len(seen) == 2
-    assert log_fields.running.get() is None
-
-
 def test_a_project_with_a_field_of_the_same_name_gets_the_record() -> None:
     make = logging.getLogRecordFactory()
 
@@ -168,15 +148,16 @@ def test_a_project_with_a_field_of_the_same_name_gets_the_record() -> None:
         record.processor = "theirs"
         return record
 
+    the.errands(1)
     logging.setLogRecordFactory(factory)
     try:
         with json_log() as records:
-            log_fields.log(
-                logging.getLogger("dcl_processor"), 40, "said", extra={"processor": "ours"}
-            )
+            the.transactional(the.ignore).run()
     finally:
         logging.setLogRecordFactory(make)
-    assert [(each["message"], each["processor"]) for each in records] == [("said", "theirs")]
+    [end] = records
+    assert "1 processed" in end["message"]
+    assert known(end) == {"processor": "theirs"}
 
 
 def test_no_field_is_one_that_records_have_already() -> None:
@@ -221,6 +202,9 @@ def test_a_long_text_is_cut_off_quickly() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_error_is_masked_where_it_is_kept_and_where_it_is_shown() -> None:
+    from dcl_processor.insights.row import show
+    from dcl_processor.insights.status import status
+
     address = "postgres://shop:hunter2@db/x"
 
     def handle(row: Errand) -> None:

@@ -18,7 +18,6 @@ from django.db.transaction import atomic
 from dcl_processor.engine.rows import Row
 from dcl_processor.options.model_columns import check_columns
 from dcl_processor.options.options import Definition
-from dcl_processor.report.counters import log
 from dcl_processor.report.errors import add_note, described
 from dcl_processor.report.exceptions import (
     AttemptsUsedUp,
@@ -27,6 +26,7 @@ from dcl_processor.report.exceptions import (
     ProcessorError,
 )
 from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Discarded, Failed, Outcome, Snoozed
 from dcl_processor.report.values import Values, is_constant
 from dcl_processor.sql.steps import Write

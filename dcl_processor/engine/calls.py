@@ -7,10 +7,11 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -32,14 +33,37 @@ from dcl_processor.report.outcomes import (
 from dcl_processor.report.values import seconds
 from dcl_processor.sql.isolation import in_test_case, in_transaction, roll_back
 
+#: Variables that were set by observers, such as the current span, and their values.
+Left = Mapping[ContextVar[Any], Any]
+
+
+def left_by(tell: Callable[..., Any], *given: Any) -> Left:
+    """Call a function in a copy of this context; return what it has left there."""
+    before = copy_context()
+    after = before.copy()
+    after.run(tell, *given)
+    return {each: value for each, value in after.items() if before.get(each, START) is not value}
+
+
+def with_left(left: Left, context: Context) -> Context:
+    """Return a copy of a context in which these variables are set."""
+    context = context.copy()
+    for each, value in left.items():
+        context.run(each.set, value)
+    return context
+
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of a handler; ``is_started``: the thread that calls it writes that alone."""
+    """A call of a handler; ``is_started``: the thread that calls it writes that alone.
+
+    ``left``: what the observers have left for its context.
+    """
 
     batch: Batch
     rows: Sequence[Row]
     is_started: bool = False
+    left: Left = field(default_factory=dict)
 
 
 #: In the place of a result: the call may start.
@@ -61,8 +85,10 @@ class Handler:
         self._function = function
         self._process = os.getpid()
 
-    def call(self, rows: Sequence[Row], arguments: tuple[Any, ...]) -> Result:
+    def call(self, rows: Sequence[Row], arguments: tuple[Any, ...], left: Left) -> Result:
         """Call the handler in this thread; any error becomes an outcome, or ends the run."""
+        if left:
+            return with_left(left, copy_context()).run(self.call, rows, arguments, {})
         if self._processor._is_async:
             result: Result = async_to_sync(self.call_async)(rows, arguments)
             return result

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import Q
 
 from dcl_processor.engine import bookkeeping
-from dcl_processor.engine.calls import Call, Handler
-from dcl_processor.engine.executors import Executor
+from dcl_processor.engine.calls import Call, Handler, Left, Result, left_by
+from dcl_processor.engine.executors import Executor, Threads
 from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.engine.keyed import KeyedSource
 from dcl_processor.engine.limits import Limits, refuse_backlog
@@ -113,13 +113,21 @@ class Context:
             self.limits.pause(GATE_PAUSE)
         return room
 
-    def announce(self, rows: Sequence[Row]) -> None:
+    def announce(self, rows: Sequence[Row]) -> Left:
         """Tell the observers that a handler is about to be called for these rows."""
+        return left_by(self._announce, rows) if self.observers else {}
+
+    def _announce(self, rows: Sequence[Row]) -> None:
         since = self.processor.pending_since
-        for row in rows if self.observers else ():
+        for row in rows:
             at = vars(row.instance).get(since) if isinstance(since, str) else None
             attempt = row.attempt if self.processor.retry is not None else None
-            self.observers.row("started", row.pk, attempt=attempt, since=at)
+            known = {"attempt": attempt, "since": at, "together": len(rows)}
+            self.observers.row("started", row.pk, **known)
+
+    def call(self, rows: Sequence[Row]) -> Result:
+        """Call the handler here, in the transaction that has the locks."""
+        return self.handler.call(rows, self.resource.arguments, self.announce(rows))
 
     def tally(self, pk: Any, outcome: Outcome) -> None:
         """Count a row that is over, and tell the gates."""
@@ -206,7 +214,8 @@ class Context:
     def submit(self, call: Call) -> None:
         """Give a call to the executor."""
         self.calls.add(call)
-        self.announce(call.rows)
+        if isinstance(self.executor, Threads):
+            call.left = self.announce(call.rows)
         self.executor.submit(call)
 
     def begin_window(self, question: Question[Any]) -> None:

@@ -24,10 +24,12 @@ from dcl_processor.engine.calls import (
     START,
     Call,
     Handler,
+    Left,
     Result,
     in_test_savepoint,
     left_open,
     open_aliases,
+    with_left,
     without_work,
 )
 from dcl_processor.engine.resource import Resource
@@ -85,7 +87,7 @@ def handle(
         call.is_started = is_ready
     if not is_ready:
         return None if answer is START else answer
-    result = handler.call(call.rows, resource.arguments)
+    result = handler.call(call.rows, resource.arguments, call.left)
     if left_open(known):
         result = without_work(result)
     if fails(result):
@@ -215,8 +217,9 @@ class Loop:
     def _run(self, coroutine: Any) -> Any:
         return self._start(coroutine).result()
 
-    def _start(self, coroutine: Any) -> Any:
-        return self._context.run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
+    def _start(self, coroutine: Any, left: Left | None = None) -> Any:
+        context = with_left(left or {}, self._context)
+        return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
 
     def submit(self, call: Call) -> None:
         # The resource is opened in the engine's thread, because opening one may block.
@@ -230,7 +233,7 @@ class Loop:
         if answer is START and self._resource.ready():
             call.is_started = True
             self._users[self._resource] += 1
-            self._start(self._handle(call, self._resource))
+            self._start(self._handle(call, self._resource), call.left)
         else:
             self._results.put((call, (None, None if answer is START else answer)))
 

@@ -11,8 +11,8 @@ from dcl_processor.engine import bookkeeping
 from dcl_processor.engine.context import Context
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
-from dcl_processor.report.counters import log
 from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.sql.errors import (
     CANCELLED,
@@ -63,7 +63,8 @@ def _blame(run: Context, batch: Batch) -> None:
             message = "%s: the handler of row %s ended the transaction, or its flip was refused; "
             message += "these other rows are handled again: %s"
             blamed = str(batch.to_blame.pk)
-            log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again))
+            known = {"pk": blamed, "row_count": len(again)}
+            log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again), **known)
         run.source.redo([row.pk for row in batch.rows if row is not batch.to_blame])
         batch.wanted, batch.rows = batch.wanted.only(batch.to_blame.pk), [batch.to_blame]
 
@@ -89,8 +90,8 @@ def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
 def log_refused(processor: Definition[Any], row: Row | None, result: Any, error: Exception) -> None:
     """Log what a handler has returned, because the flip that would have kept it was refused."""
     message = "%s: row %s was handled, with the result %s, and its flip was refused: %s"
-    pk = str(row.pk) if row is not None else ""
-    log(logging.WARNING, message, processor.name, pk, f"{result!r:.200}", error)
+    pk = row.pk if row is not None else ""
+    log(logging.WARNING, message, processor.name, str(pk), f"{result!r:.200}", error, pk=pk)
 
 
 def _recorded(
@@ -105,14 +106,15 @@ def _recorded(
         final, values = bookkeeping.notes(run.processor, row, outcome)
         if refused is not None and (plain := bookkeeping.in_plain_text(run.processor, values)):
             values = plain
-            log(logging.WARNING, bookkeeping.PLAIN, run.processor.name, str(row.pk), refused)
+            about = (run.processor.name, str(row.pk), refused)
+            log(logging.WARNING, bookkeeping.PLAIN, *about, pk=row.pk)
         run.session.commit(batch.question, [Write(values, [row.pk])] if values else [])
     except Exception as error:  # the row is as it was, and the run goes on
         run.session.rollback()
         if ends_the_run(error):
             raise
         message = "%s: the failure of row %s could not be recorded: %s"
-        log(logging.WARNING, message, run.processor.name, str(row.pk), error)
+        log(logging.WARNING, message, run.processor.name, str(row.pk), error, pk=row.pk)
         reconnected(run.session.using)
         return outcome
     return final

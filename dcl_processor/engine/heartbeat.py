@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterable
+from contextvars import copy_context
 from typing import Any
 
 from django.db import connections
@@ -13,7 +14,7 @@ from dcl_processor.options.kinds import Lease
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question, these
-from dcl_processor.report.counters import log
+from dcl_processor.report.log import log
 from dcl_processor.report.values import as_timedelta
 from dcl_processor.sql import isolation
 from dcl_processor.sql.session import locking
@@ -57,8 +58,8 @@ class Heartbeat:
                 self._alive_until[pk] = since + self._lease.seconds
         # Inside Django's TestCase nothing is committed, and no other connection sees the rows.
         if self._thread is None and not connections[question.using].in_atomic_block:
-            name = f"{self._label}: leases"
-            self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+            work, name = copy_context().run, f"{self._label}: leases"
+            self._thread = threading.Thread(target=work, args=(self._keep,), name=name, daemon=True)
             self._thread.start()
 
     def tokens(self, pk: Any) -> list[Any]:

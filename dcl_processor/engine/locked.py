@@ -53,8 +53,7 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
     savepoint.begin()
     batch.started.append(row)
     run.note([row.pk])
-    run.announce([row])
-    result = run.handler.call([row], run.resource.arguments)
+    result = run.call([row])
     given: Any = result[row.pk] if isinstance(result, Mapping) else result
     outcome = _with_flip(run, row, given)
     try:
@@ -102,9 +101,8 @@ def _handle_together(run: Context, batch: Batch) -> None:
     savepoint = run.session.savepoint()
     savepoint.begin()
     run.note([row.pk for row in rows])
-    run.announce(rows)
     try:
-        result = run.handler.call(rows, run.resource.arguments)
+        result = run.call(rows)
     finally:
         savepoint.end()
         run.note([])

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dcl_processor.report.counters import log
+from dcl_processor.report.log import log
 
 #: Characters of a note; a shorter one is padded, so that it needs no truncation.
 WIDTH = 80

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from dcl_processor.options.options import Definition
-from dcl_processor.report.counters import log
 from dcl_processor.report.errors import forget_frames
 from dcl_processor.report.exceptions import InvalidOption
 from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.log import log
 
 
 class Resource:

@@ -25,6 +25,7 @@ from dcl_processor.keys import columns
 from dcl_processor.options import model_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import ask
+from dcl_processor.report import log
 from dcl_processor.report.counters import attach_report, log_end
 from dcl_processor.report.interrupts import ends_the_run
 from dcl_processor.report.outcomes import Lost
@@ -62,7 +63,16 @@ class Run(Context):
         self._deliver = transactional if processor.is_transactional else marked_first
 
     def execute(self) -> Report:
-        self.prepare()
+        known = {"processor": self.processor.name, "run_id": self.observers.run_id}
+        token = log.running.set(known)
+        try:
+            self.prepare()
+            known["using"] = self.session.using
+            return self._report_of_loop()
+        finally:
+            log.running.reset(token)
+
+    def _report_of_loop(self) -> Report:
         using = self.session.using
         self.observers.run("started", using)
         try:
@@ -118,11 +128,18 @@ class Run(Context):
         size = self.concurrency
         if processor._is_async and not self.session.connection.in_atomic_block:
             self.capacity = size
-            return Loop(handler, processor, self._refused)
+            return Loop(handler, processor, self._admitted)
         self.capacity = size * processor.batch_size
         if size > 1 and not processor._is_async:
             return Threads(handler, processor, size, self._refused)
-        return Inline(handler, self.resource, self._refused)
+        return Inline(handler, self.resource, self._admitted)
+
+    def _admitted(self, call: Call) -> Any:
+        """As ``_refused()``; asked in the engine's thread, right before the handler is called."""
+        answer = self._refused(call)
+        if answer is START:
+            call.left = self.announce(call.rows)
+        return answer
 
     def _refused(self, call: Call) -> Any:
         """Return the result of marked rows that may not start; any thread may ask."""

@@ -18,9 +18,9 @@ from dcl_processor.engine.rows import Batch, Row, Unsettled
 from dcl_processor.options.model_columns import by_attname
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import fenced_by, these
-from dcl_processor.report.counters import log
 from dcl_processor.report.exceptions import AttemptsUsedUp
 from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.report.values import Values, constants_of
 from dcl_processor.sql.errors import is_contention, is_passing, reconnected
@@ -129,7 +129,7 @@ def _refused(run: Context, each: Unsettled, error: Exception) -> tuple[Outcome |
         plain = bookkeeping.in_plain_text(run.processor, each.values)
         message = "%s: what became of row %s could not be recorded: %s"
         message = bookkeeping.PLAIN if plain else message
-        log(logging.WARNING, message, name, str(row.pk), error)
+        log(logging.WARNING, message, name, str(row.pk), error, pk=row.pk)
         return outcome, plain
     if isinstance(error, bookkeeping.UNWRITABLE):
         given, error = error, bookkeeping.invalid_done(name, error)
@@ -153,7 +153,8 @@ def _wait(run: Context, each: Unsettled, error: Exception | None) -> None:
         return
     message = "%s: row %s could not be settled: %s"
     reason: Any = each.error or "another session has it locked"
-    log(logging.WARNING, message, run.processor.name, str(each.row.pk), reason)
+    pk = each.row.pk
+    log(logging.WARNING, message, run.processor.name, str(pk), reason, pk=pk)
     outcome = each.outcome
     if isinstance(outcome, Handled):
         error = each.error or TimeoutError("another session has the row locked")
@@ -186,14 +187,15 @@ def _look_up(run: Context, missed: Sequence[Unsettled]) -> None:
 
 def _lost(run: Context, each: Unsettled) -> Outcome | None:
     """Return the outcome of a row that no longer has this worker's mark."""
-    final, name, pk = each.outcome, run.processor.name, str(each.row.pk)
+    final, name, pk = each.outcome, run.processor.name, each.row.pk
     if final is None or isinstance(final, Lost):
         return Lost(called=False)
     if isinstance(final, Failed):
         message = "%s: row %s was taken over while it failed: %s"
-        log(logging.WARNING, message, name, pk, final.error)
+        log(logging.WARNING, message, name, str(pk), final.error, pk=pk)
     else:
-        log(logging.WARNING, "%s: row %s was taken over before it was settled", name, pk)
+        message = "%s: row %s was taken over before it was settled"
+        log(logging.WARNING, message, name, str(pk), pk=pk)
     return Lost()
 
 

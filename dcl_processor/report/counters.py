@@ -10,20 +10,11 @@ from typing import Any
 
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
-from dcl_processor.report.errors import (
-    add_note,
-    described,
-    escaped,
-    forget_frames,
-    frames_of,
-    shown_traceback,
-    traceback_text,
-)
+from dcl_processor.report.errors import add_note, forget_frames, traceback_text
+from dcl_processor.report.log import log
 from dcl_processor.report.observer import Observers
 from dcl_processor.report.outcomes import Discarded, Failed, Handled, Lost, Outcome, Snoozed
-from dcl_processor.report.report import Failure, Report, Stopped
-
-logger = logging.getLogger("dcl_processor")
+from dcl_processor.report.report import TRIED, Failure, Report, Stopped
 
 #: The most failures kept in a report, and the most failed rows logged by one run.
 MOST_FAILURES = 100
@@ -64,7 +55,9 @@ class Counters:
             self._tell(pk, "snoozed", outcome)
         elif isinstance(outcome, Discarded):
             self.succeeded = True
-            log(logging.WARNING, "%s: row %s discarded: %s", self._name, str(pk), outcome.error)
+            about = (self._name, str(pk), outcome.error)
+            known = {"pk": pk, "outcome": "discarded", "duration": outcome.duration}
+            log(logging.WARNING, "%s: row %s discarded: %s", *about, **known)
             forget_frames(outcome.error)
             self._tell(pk, "discarded", outcome)
         elif isinstance(outcome, Lost):
@@ -88,7 +81,10 @@ class Counters:
             failure = Failure(pk, error, text, *numbers)
             self.failures.append(failure)
             about = (self._name, str(pk), failure.attempts, error)
-            log(logging.ERROR, "%s: row %s failed%s: %s", *about, error=error, text=text)
+            known = {"pk": pk, "outcome": "failed", "duration": outcome.duration}
+            known["attempt"] = outcome.attempt
+            message = "%s: row %s failed%s: %s"
+            log(logging.ERROR, message, *about, error=error, text=text, **known)
         forget_frames(outcome.error)
         self._tell(pk, "failed", outcome)
 
@@ -147,26 +143,8 @@ def log_end(report: Report) -> None:
     """Log a finished run: INFO when it did something, DEBUG when there was nothing to do."""
     if report.failed > MOST_FAILURES:
         more = report.failed - MOST_FAILURES
-        log(logging.ERROR, "%s: %d more rows failed and were not logged", report.name, more)
-    log(logging.INFO if report.did_something else logging.DEBUG, "%s", report)
-
-
-def log(
-    level: int, message: str, *arguments: Any, error: BaseException | None = None, text: str = ""
-) -> None:
-    """Log a record whose errors are masked, in one line, also in the traceback of the text."""
-    if not logger.isEnabledFor(level):
-        return
-    said = tuple(map(_said, arguments))
-    info: Any = error and (type(error), error, frames_of(error))
-    record = logger.makeRecord(logger.name, level, "", 0, message, said, info)
-    if text:
-        # A formatter takes this text, and makes none of its own from ``exc_info``.
-        record.exc_text = shown_traceback(text).rstrip("\n")
-    logger.handle(record)
-
-
-def _said(argument: Any) -> Any:
-    if isinstance(argument, BaseException):
-        return described(argument)
-    return escaped(argument) if isinstance(argument, str) else argument
+        message = "%s: %d more rows failed and were not logged"
+        log(logging.ERROR, message, report.name, more, outcome="failed", row_count=more)
+    level = logging.INFO if report.did_something else logging.DEBUG
+    rows = sum([getattr(report, each) for each in TRIED])
+    log(level, "%s", report, row_count=rows, duration=report.duration)

@@ -40,10 +40,13 @@ class RunEvent:
 class RowEvent:
     """A handler is about to be called for a row, or its row is over, and its transaction has ended.
 
-    ``attempt``: its number, if a ``retry`` counts it. ``since``: since when the row was pending,
-    if ``pending_since`` names a column. When it has ended: ``outcome``: "processed", "failed",
-    "discarded", "snoozed" or "lease_lost"; ``duration``: seconds that the handler took;
-    ``error``: of a row that failed or was discarded; ``is_retried``: it is to be tried again.
+    ``attempt``: its number, if a ``retry`` counts it. When it begins: ``since``: since when the row
+    was pending, if ``pending_since`` names a column; ``together``: the rows of the call. When it
+    has ended: ``outcome``: "processed", "failed", "discarded", "snoozed" or "lease_lost";
+    ``duration``: seconds that the handler took; ``error``: of a row that failed or was discarded;
+    ``is_retried``: it is to be tried again.
+
+    A variable of the context (``contextvars``) that is set when it begins is set in the handler.
     """
 
     kind: Literal["started", "ended"]
@@ -52,6 +55,7 @@ class RowEvent:
     pk: Any
     attempt: int | None = None
     since: datetime | None = None
+    together: int = 1
     outcome: str | None = None
     duration: float | None = None
     error: Exception | None = field(default=None, compare=False)

@@ -22,7 +22,7 @@ from django.db import connection
 
 from dcl_processor import Discard, Report, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import HandlerExited, InvalidOption, RowsFailed
-from dcl_processor.report.counters import logger
+from dcl_processor.report.log import logger
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.parcels import in_batches, parcels

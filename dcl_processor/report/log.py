@@ -1,0 +1,74 @@
+"""The records of the logger ``dcl_processor``: in one line, masked, and with fields.
+
+``processor``, ``pk``, ``outcome``, ``attempt``, ``duration`` (seconds), ``worker``, ``using``,
+``error_type``, ``run_id`` and ``row_count``: plain values, and only those that are known.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from dcl_processor.options import worker
+from dcl_processor.report.errors import (
+    described,
+    escaped,
+    frames_of,
+    printable,
+    shown_traceback,
+    traceback_text,
+)
+
+logger = logging.getLogger("dcl_processor")
+
+#: The fields of this context's run, which its threads share.
+running: ContextVar[dict[str, Any] | None] = ContextVar("dcl_processor_log", default=None)
+
+
+def log(
+    level: int,
+    message: str,
+    *arguments: Any,
+    error: BaseException | None = None,
+    text: str = "",
+    **known: Any,
+) -> None:
+    """Log a record whose errors are masked, in one line, also in the traceback.
+
+    ``error``: the record's ``exc_info``; ``text``: its traceback, if that is known. ``known``:
+    fields; those that are ``None`` are left out. A project whose own records have a field of the
+    same name gets the record without any.
+    """
+    if not logger.isEnabledFor(level):
+        return
+    file, line, function, _ = logger.findCaller(stacklevel=2)
+    info: Any = error and (type(error), error, frames_of(error))
+    place = (logger.name, level, file, line, message, tuple(map(_said, arguments)), info, function)
+    raised = next((each for each in (error, *arguments) if isinstance(each, BaseException)), None)
+    try:
+        record = logger.makeRecord(*place, _fields(raised, known))
+    except KeyError:
+        record = logger.makeRecord(*place)
+    if error is not None:
+        # A formatter takes this text, and makes none of its own from ``exc_info``.
+        record.exc_text = shown_traceback(text or traceback_text(error)).rstrip("\n")
+    try:
+        logger.handle(record)
+    except Exception:  # noqa: BLE001  # a handler or filter of the project; as logging's own do
+        logging.Handler().handleError(record)
+
+
+def _fields(error: BaseException | None, known: dict[str, Any]) -> dict[str, Any]:
+    found = {"worker": worker.number, **(running.get() or {}), **known}
+    if error is not None:
+        found["error_type"] = type(error).__qualname__
+    if (pk := found.get("pk")) is not None:
+        found["pk"] = printable(str(pk))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _said(argument: Any) -> Any:
+    if isinstance(argument, BaseException):
+        return described(argument)
+    return escaped(argument) if isinstance(argument, str) else argument
