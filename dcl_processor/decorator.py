@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import timedelta
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from django.db.models import Model, QuerySet
+from django.db.models.expressions import Combinable
 
+from dcl_processor.options.kinds import Delivery, Lease
+from dcl_processor.options.retry import Retry
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.exceptions import InvalidOption
+from dcl_processor.report.observer import Gate, Observer
 
 M = TypeVar("M", bound=Model)
+Handler = Callable[[M], Any] | Callable[[M, Any], Any]
+Opens = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+
+
+class Options(TypedDict, total=False):
+    """The options of ``@batch_processor`` besides its own parameters."""
+
+    name: str
+    delivery: Delivery | Literal["transactional", "at_most_once", "at_least_once"]
+    batch_size: int
+    reset: Mapping[str, Any] | None
+    claim: Mapping[str, Any] | None
+    claimed_at: str | None
+    lease: Lease | None
+    concurrency: int
+    handler_timeout: float | timedelta | None
+    max_in_flight: int | None
+    rate: float | None
+    group_by: str | None
+    in_order: bool
+    max_per_group: int | None
+    fair_by: str | None
+    pending_since: str | Combinable | None
+    retry: Retry | None
+    max_consecutive_failures: int | None
+    max_pending: int | None
+    using: str | None
+    gates: Sequence[Gate]
+    observers: Sequence[Observer]
 
 
 def batch_processor(
@@ -18,20 +53,35 @@ def batch_processor(
     pending: QuerySet[M] | Callable[[], QuerySet[M]] | None = None,
     done: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = None,
-    resource: Callable[[], Any] | None = None,
-    **options: Any,
-) -> Callable[[Callable[..., Any]], BatchProcessor[M]]:
+    resource: Opens | None = None,
+    **options: Unpack[Options],
+) -> Callable[[Handler[M]], BatchProcessor[M]]:
     """Turn a function of one row into a processor; the function's name becomes the processor's.
 
-    ``pending``: a queryset, or a callable that returns one. ``done``: the flip as a mapping, or a
-    callable of ``(row, result)`` or ``(row)``; ``None``: the function itself takes the row out.
+    ``pending``: a queryset (cloned for each window), or a callable without arguments that
+    returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
+    ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
+    takes the row out of ``pending``. Every other option of ``BatchProcessor`` may be given too.
 
-    Calling the processor runs it; its ``process(row)`` is the plain function, for a unit test.
+        >>> @batch_processor(
+        ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
+        ...     done={"shipped_email_sent": True},
+        ... )
+        ... def send_shipped_emails(order): ...
+
+    Returns a ``BatchProcessor`` instance: ``send_shipped_emails()`` runs it, and
+    ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises the same
+    errors as ``BatchProcessor``.
     """
     if misplaced:
         raise InvalidOption(
             "expected @batch_processor(pending=…, done=…) with keyword arguments only, got "
             f"{misplaced[0]!r}; give each option by its name."
+        )
+    if "process" in options:
+        raise InvalidOption(
+            "expected the decorated function to be the handler, got process=… as well; leave one "
+            "of the two out."
         )
     given: dict[str, Any] = {
         "get_done" if callable(done) else "done": done,
@@ -41,7 +91,7 @@ def batch_processor(
     given |= options
     given = {name: value for name, value in given.items() if value is not None or name in options}
 
-    def decorate(function: Callable[..., Any]) -> BatchProcessor[M]:
+    def decorate(function: Handler[M]) -> BatchProcessor[M]:
         identity = _identity(function)
         processor: BatchProcessor[M]
         processor = BatchProcessor(pending=pending, process=function, **given)

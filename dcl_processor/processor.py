@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from threading import Event
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Never, TypedDict, TypeVar, Unpack
 
 from django.db.models import Model, Q, QuerySet
 
@@ -29,6 +29,18 @@ importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 #: The processors whose runs this context is in.
 _running: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
+
+
+class RunParameters(TypedDict, total=False):
+    """The parameters of ``BatchProcessor.run()``."""
+
+    filter: Q | None
+    using: str | None
+    limit: int | None
+    timeout: float | timedelta | None
+    wait_for_locked: float | timedelta
+    concurrency: int | None
+    stop: Event | None
 
 
 class BatchProcessor(Definition[M]):
@@ -255,7 +267,7 @@ class BatchProcessor(Definition[M]):
         finally:
             _running.reset(token)
 
-    def __call__(self, *rows: Any, **parameters: Any) -> Report:
+    def __call__(self, *rows: Never, **parameters: Unpack[RunParameters]) -> Report:
         """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
         validation.refuse_rows(self, rows)
         return self.run(**parameters)
