@@ -20,7 +20,7 @@ from dcl_processor.options.options import DefaultName, Definition, Identity, opt
 from dcl_processor.report.dry_run import DryRun
 from dcl_processor.report.exceptions import Unsupported
 from dcl_processor.report.report import Report
-from dcl_processor.watch import notify
+from dcl_processor.workers import notify
 
 M = TypeVar("M", bound=Model)
 
@@ -195,9 +195,9 @@ class BatchProcessor(Definition[M]):
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.
 
-        Inside ``atomic()`` it notifies after the commit, otherwise at once. Call it as often as you
-        like: a process notifies once in 0.01 seconds, and a transaction once. It is a hint that may
-        be lost, and does nothing on a database other than PostgreSQL, where watchers only poll.
+        Inside ``atomic()`` it notifies after the commit, otherwise at once. A transaction notifies
+        once, however often it is called. It is a hint that may be lost, and does nothing on a
+        database other than PostgreSQL, where watchers only poll.
         """
         notify.wake(self)
 

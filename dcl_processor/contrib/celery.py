@@ -24,7 +24,7 @@ from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption, ProcessorError
 from dcl_processor.operator import backlog, registry
 from dcl_processor.operator.actions import doubts
-from dcl_processor.processes.graceful_stop import Stop, handled_by
+from dcl_processor.workers.stopping import Stop, handled_by
 from dcl_processor.report.errors import shown
 from dcl_processor.report.values import expect_seconds, expect_whole_number, is_number, seconds
 

@@ -66,6 +66,20 @@ class Call:
     left: Left = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Limited:
+    """A call that is under way and may take ``limit`` seconds; ``since``: by the steady clock."""
+
+    label: str
+    pks: Sequence[Any]
+    since: float
+    limit: float
+
+
+#: The calls with a limit that are under way in this process, in any thread, for one that ends the
+#: process if a handler cannot be interrupted.
+limited: set[Limited | None] = set()
+
 #: In the place of a result: the call may start.
 START: Any = object()
 
@@ -93,6 +107,7 @@ class Handler:
             result: Result = async_to_sync(self.call_async)(rows, arguments)
             return result
         since = time.monotonic()
+        noted = self._note(rows, since)
         try:
             given = [row.instance for row in rows] if self.is_batch else rows[0].instance
             if self.seconds is None:
@@ -102,12 +117,15 @@ class Handler:
                     result = self._function(given, *arguments)
         except BaseException as error:  # noqa: BLE001  # _judged() raises what ends the run
             return self._judged(error, since)
+        finally:
+            limited.discard(noted)
         return self._understood(rows, result, time.monotonic() - since)
 
     async def call_async(self, rows: Sequence[Row], arguments: tuple[Any, ...]) -> Result:
         """Call the handler, a coroutine function, on the event loop."""
         since = time.monotonic()
         timeout = asyncio.timeout(self.seconds)
+        noted = self._note(rows, since)
         try:
             async with timeout:
                 result = await self._function(rows[0].instance, *arguments)
@@ -117,7 +135,16 @@ class Handler:
                 late.__cause__ = error
                 error = late
             return self._judged(error, since)
+        finally:
+            limited.discard(noted)
         return self._understood(rows, result, time.monotonic() - since)
+
+    def _note(self, rows: Sequence[Row], since: float) -> Limited | None:
+        if self.seconds is None:
+            return None
+        noted = Limited(self._processor.name, [row.pk for row in rows], since, self.seconds)
+        limited.add(noted)
+        return noted
 
     def _judged(self, error: BaseException, since: float) -> Outcome:
         self._leave_fork(1)

@@ -18,8 +18,8 @@ from django.db.models import Q
 
 from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import Trouble, describe
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.visible import logs_to_stderr, operations
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.visible import logs_to_stderr, operations
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.dry_run import DryRun
 from dcl_processor.report.errors import printable, shown_traceback, traceback_text

@@ -1,7 +1,6 @@
 """The watch: run after run in this process, for one processor or for several in turn.
 
-The watch itself prints nothing. It calls a function with each event, in the process where the event
-happens; that function may print the event, or send it to the process that does.
+The watch itself prints nothing. It calls a function with each event.
 """
 
 from __future__ import annotations
@@ -17,16 +16,12 @@ from django.db import close_old_connections
 
 from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.operator.times import backoff
-from dcl_processor.oversight import Progress
 from dcl_processor.pending import steady as time
 from dcl_processor.report.report import TRIED, Report
-
-from . import notify
-from .notify import Listener, aliases
+from dcl_processor.workers.listener import Listener, aliases
+from dcl_processor.workers.notify import channel
 
 if TYPE_CHECKING:
-    from dcl_processor.metrics import Samples
-    from dcl_processor.oversight import Command
     from dcl_processor.processor import BatchProcessor
 
 #: Seconds between two looks for a stop while a watch waits, which is most of its life.
@@ -62,16 +57,8 @@ class Recovered:
     """A processor could be run again after a trouble."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What a worker in another process has counted since its last message."""
-
-    samples: Samples
-
-
-#: What happens in a watch or a run; ``str``: the outcome of a row that a run tried; ``Progress``:
-#: for the record of the command, if there is one.
-Event = str | Report | Trouble | Recovered | Counted | Progress
+#: What happens in a watch: a run that did something, or that could not be made.
+Event = Report | Trouble | Recovered
 
 #: Takes a processor's name, and what happened to it.
 Tell = Callable[[str, Event], None]
@@ -85,8 +72,6 @@ class Watch:
     plan: Plan
     stop: threading.Event
     tell: Tell
-    #: The record of the command, if there is one, which knows of pauses that have ended.
-    record: Command | None = None
     #: When a run was last without trouble, by the monotonic clock.
     _fine_at: float = field(default_factory=time.monotonic)
     _turns: dict[str, Pace] = field(default_factory=dict)
@@ -116,7 +101,7 @@ class Watch:
     def _listen(self) -> list[Listener]:
         names: dict[str, dict[str, str]] = {}
         for name, using in aliases(self.processors, self.plan.using).items():
-            names.setdefault(using, {})[notify.channel(name)] = name
+            names.setdefault(using, {})[channel(name)] = name
         return [Listener(using, channels) for using, channels in names.items()]
 
     def _is_over(self) -> bool:
@@ -142,7 +127,6 @@ class Watch:
 
     def _is_woken(self) -> bool:
         woken = {name for listener in self._listeners for name in listener.poll()}
-        woken |= set() if self.record is None else {*self.record.resumed()}
         for name in woken & self._turns.keys():
             self._turns[name].wake()
         return bool(woken)

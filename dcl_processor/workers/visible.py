@@ -1,4 +1,4 @@
-"""How an operator recognises a worker: by PostgreSQL's list of sessions, and by ``ps``.
+"""How an operator recognises a worker: by PostgreSQL's list of sessions, and by its log.
 
 A session has the worker's name from its first statement, because the name is one of the options
 with which it is opened. No statement is sent for it, so a session that is open already has none.
@@ -15,10 +15,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -49,20 +47,16 @@ def session_name(work: str, before: str = "") -> str:
     """
     first = f"{_ascii(before)[:BEFORE]} dcl".strip()
     host = _ascii(socket.gethostname())[:HOST]
-    room = LONGEST - len(first) - len(host) - 2
-    return f"{first} {_without_middle(_ascii(work), room)} {host}"
+    work, room = _ascii(work), LONGEST - len(first) - len(host) - 2
+    if len(work) > room:
+        last = (room - 2) // 2
+        work = f"{work[: room - 2 - last]}..{work[-last:]}"
+    return f"{first} {work} {host}"
 
 
 def _ascii(text: str) -> str:
     # PostgreSQL shows other characters as question marks.
     return "".join(each if " " <= each <= "~" else "?" for each in text)
-
-
-def _without_middle(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    last = (most - 2) // 2
-    return f"{text[: most - 2 - last]}..{text[-last:]}"
 
 
 @contextmanager
@@ -91,59 +85,6 @@ def _postgresql() -> Iterator[str]:
         with suppress(ImproperlyConfigured):
             if connections[alias].vendor == "postgresql":
                 yield alias
-
-
-def title(text: str) -> None:
-    """Set the title of this process, which ``ps`` shows, if ``setproctitle`` is installed.
-
-    For processes that this package has started; another process keeps the title of its program.
-    """
-    if find_spec("setproctitle") is not None:
-        import_module("setproctitle").setproctitle(f"dcl {text}")
-
-
-@contextmanager
-def as_worker(work: str) -> Iterator[None]:
-    """Give this process, which the package has started, the worker's name everywhere."""
-    title(work)
-    with named_sessions(work):
-        yield
-
-
-# --- tells systemd how a service is, by the datagrams of sd_notify(3)
-#
-# Only the process that systemd has started sends them, as ``NotifyAccess=main`` requires. It
-# removes the variables from its environment, so that neither the workers nor what the handlers
-# start can take itself for the service.
-
-
-class Notifier:
-    """Sends the state of this service; ``watchdog``: seconds within which it has to be heard of."""
-
-    def __init__(self, address: str, watchdog: float | None = None) -> None:
-        # "@" stands for the zero byte of an address that is in no folder.
-        self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self.watchdog = watchdog
-
-    @classmethod
-    def taken_from(cls, environment: MutableMapping[str, str]) -> Notifier | None:
-        """Remove the variables, and return what they ask for; ``None`` without systemd."""
-        names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-        address, microseconds, pid = (environment.pop(name, "") for name in names)
-        if not address.startswith(("/", "@")):
-            return None
-        is_ours = pid in ("", str(os.getpid()))
-        wants_watchdog = is_ours and microseconds.isdecimal() and int(microseconds) > 0
-        return cls(address, int(microseconds) / 1e6 if wants_watchdog else None)
-
-    def send(self, *lines: str) -> None:
-        """Send assignments such as ``"READY=1"``, in one datagram; never waits, and never raises.
-
-        A service whose manager does not listen has nothing better to do than to go on.
-        """
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            sender.sendto("\n".join(lines).encode(), self._address)
 
 
 # --- what the package's loggers write to stderr where the project configures no logging

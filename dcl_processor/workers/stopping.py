@@ -1,4 +1,4 @@
-"""The polite stop: the first signal ends the run after the row in flight, the second one at once.
+"""The stop: the first signal ends the run after the row in flight, the second one kills.
 
 SIGHUP (a closed terminal) and SIGQUIT have the same effect as SIGINT and SIGTERM.
 
@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from dcl_processor.pending import steady as time
@@ -21,14 +20,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 #: Seconds between two looks while a run waits for rows that other workers have locked.
 POLL = 0.05
-
-
-class StoppedAtOnce(KeyboardInterrupt):
-    """The second signal: whatever is open is rolled back on the way out."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 class Stop(threading.Event):
@@ -41,6 +32,8 @@ class Stop(threading.Event):
     _asked = False
     #: The signal that has set it, if one has.
     signum: int | None = None
+    #: Called before the second signal ends this process.
+    kill: Callable[[], None] | None = None
 
     @property
     def cause(self) -> str:
@@ -71,31 +64,69 @@ class Stop(threading.Event):
 def polite_stop(on_first: Callable[[Stop], None] = lambda _: None) -> Iterator[Stop]:
     """Install the handlers for ``SIGNALS``, and restore the previous ones at the end.
 
-    ``on_first`` is called in the handler of the first signal, with the stop. The second raises
-    ``StoppedAtOnce``. Outside the main thread, where Python allows no handlers, the event is never
-    set.
+    ``on_first`` is called in the handler of the first signal, with the stop. The second signal ends
+    the process, also one whose handler catches everything or is in C. Outside the main thread,
+    where Python allows no handlers, the event is never set.
     """
     stop = Stop()
 
-    def handler(signum: int, _: FrameType | None) -> None:
-        if stop.is_set():
-            raise StoppedAtOnce(signum)
+    def handler(signum: int, _: Any) -> None:
+        is_second = stop.is_set()
         stop.signum = signum
         stop.set()
-        on_first(stop)
+        if is_second and stop.kill is not None:
+            stop.kill()
+        if is_second or stop.kill is None:
+            for each in installed:
+                signal.signal(each, signal.SIG_DFL)
+        if is_second:
+            os.kill(os.getpid(), signum)
+        else:
+            on_first(stop)
 
-    with handled_by(handler):
+    with handled_by(handler) as installed:
         yield stop
 
 
+@contextmanager
+def workers_stop() -> Iterator[Stop]:
+    """Stop at SIGTERM, however often it comes, and leave it to the parent to count signals.
+
+    A terminal sends SIGINT and SIGHUP to the whole process group, and a service manager may send
+    SIGTERM to every process: a worker then gets the same signal twice, from its parent as well.
+    """
+    stop = Stop()
+    with (
+        handled_by(lambda *_: stop.set(), [signal.SIGTERM]),
+        handled_by(signal.SIG_IGN, [each for each in SIGNALS if each != signal.SIGTERM]),
+    ):
+        # The parent has blocked them until this process has handlers for them.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        yield stop
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Block the signals while a worker is started and noted.
+
+    One that comes before the worker has its handlers would kill it; one that interrupts the parent
+    before it has noted the worker would leave a worker that the parent does not end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 #: The handlers that those of the package have replaced, the outermost first.
-replaced: list[dict[signal.Signals, Any]] = []
+_replaced: list[dict[signal.Signals, Any]] = []
 
 
 def _restore_in_child() -> None:
     """Let a signal end a process that a handler has forked, such as one of a pool."""
-    while replaced:
-        for each, before in replaced.pop().items():
+    while _replaced:
+        for each, before in _replaced.pop().items():
             signal.signal(each, before)
 
 
@@ -104,7 +135,7 @@ os.register_at_fork(after_in_child=_restore_in_child)
 
 @contextmanager
 def handled_by(
-    handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
+    handler: Any, signals: Iterable[signal.Signals] = SIGNALS
 ) -> Iterator[dict[signal.Signals, Any]]:
     """Install the handler for the block, and yield the previous handlers of its signals."""
     # A signal that is already ignored stays ignored: a shell does so on purpose for a background
@@ -115,12 +146,12 @@ def handled_by(
         if threading.current_thread() is threading.main_thread()
         and (before := signal.getsignal(each)) not in (signal.SIG_IGN, None)
     }
-    replaced.append(previous)
+    _replaced.append(previous)
     for each in previous:
         signal.signal(each, handler)
     try:
         yield previous
     finally:
-        replaced.remove(previous)
+        _replaced.remove(previous)
         for each, before in previous.items():
             signal.signal(each, before)

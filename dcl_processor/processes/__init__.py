@@ -1,1 +1,0 @@
-"""Worker processes: their supervisor, their start, and the signals that stop them."""

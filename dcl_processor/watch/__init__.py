@@ -1,1 +1,0 @@
-"""The watch: run after run in one process, and what wakes it."""

@@ -1,0 +1,1 @@
+"""Workers: the watch, its stop, several processes of one command line, and signs of their life."""
