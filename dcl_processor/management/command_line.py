@@ -5,28 +5,45 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import JSONField, Model
 
-from dcl_processor.exceptions import ProcessorError, UnknownProcessor
+from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProcessor
 from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import explain
+from dcl_processor.operator.times import parse_duration
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable
 from dcl_processor.report.values import DAY
 
-from .conditions import duration
+if TYPE_CHECKING:
+    from dcl_processor.management.output import Output
 
-#: Exit codes: the command line is wrong; an answer could not be found out.
-USAGE_ERROR, NOT_FOUND_OUT = 2, 3
+#: Exit codes: rows failed, or were left; the command line is wrong; an answer could not be found.
+FAILED, USAGE_ERROR, NOT_FOUND_OUT = 1, 2, 3
 
 #: Seconds: the least time limit that all databases have, and that of a question by default.
 SHORTEST, TIMEOUT = 0.001, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One action of the command; ``lost``: its exit code if its output could not be written.
+
+    ``handle()`` raises ``CommandError`` for each exit code but 0.
+    """
+
+    NAME: str
+    HELP: str
+    add_arguments: Callable[[CommandParser], None]
+    handle: Callable[[dict[str, Any], Output], None]
+    lost: int = FAILED
 
 
 class OneSentenceParser(CommandParser):
@@ -59,18 +76,18 @@ def base_options() -> OneSentenceParser:
     options.add_argument(
         "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks, too."
     )
+    # Django's own option would show, for a failed row, a traceback of this command.
     options.add_argument(
         "--traceback",
         action="store_true",
-        # Django's own option would show, for a failed row, a traceback of this command.
         dest="tracebacks",
         help="Show the traceback of each failure.",
     )
     # Django reads these before it loads the command.
-    options.add_argument("--settings", help=argparse.SUPPRESS)
-    options.add_argument("--pythonpath", help=argparse.SUPPRESS)
-    options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
-    options.add_argument("--force-color", action="store_true", help=argparse.SUPPRESS)
+    for name in ("--settings", "--pythonpath"):
+        options.add_argument(name, help=argparse.SUPPRESS)
+    for name in ("--no-color", "--force-color"):
+        options.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     return options
 
 
@@ -121,7 +138,7 @@ def choose(
 
 def keys(
     processor: BatchProcessor[Any],
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     using: str | None = None,
     unknown: int = NOT_FOUND_OUT,
@@ -135,10 +152,9 @@ def keys(
     try:
         # Apart from the parsing, because an error of the user's code may be a ValueError, too.
         model = rows.question_of(processor, using).model
-    except ProcessorError as error:
-        raise CommandError(explain(error, processor, using), returncode=USAGE_ERROR) from error
     except Exception as error:
-        raise CommandError(explain(error, processor, using), returncode=unknown) from error
+        code = USAGE_ERROR if isinstance(error, ProcessorError) else unknown
+        raise CommandError(explain(error, processor, using), returncode=code) from error
     found = []
     for text in texts:
         try:
@@ -182,13 +198,43 @@ def number_of_seconds(
     return parse
 
 
+def duration(text: str) -> float:
+    """Parse an option that is a duration; a number alone is seconds."""
+    try:
+        return parse_duration(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def add_age(parser: Any, text: str) -> None:
+    """Add ``--in-doubt``, which without an age is the least age."""
+    parser.add_argument(
+        "--in-doubt",
+        type=duration,
+        nargs="?",
+        const=0.0,
+        metavar="OLDER",
+        help=f"{text}, such as 15m (default, and least: 60 s for each row of batch_size).",
+    )
+
+
 def add_time_limit(
     parser: argparse.ArgumentParser, *, default: float = TIMEOUT, besides: str = ""
 ) -> None:
     """Add ``--timeout`` for questions to the database; ``besides``: what else it limits."""
+
+    def parse(text: str) -> float:
+        seconds = duration(text)
+        # 0 would be no limit on some databases.
+        if not SHORTEST <= seconds <= DAY:
+            raise argparse.ArgumentTypeError(
+                f"expected a time limit from {SHORTEST:g} seconds to 1d, got {text!r}"
+            )
+        return seconds
+
     parser.add_argument(
         "--timeout",
-        type=time_limit,
+        type=parse,
         default=default,
         metavar="SECONDS",
         help=f"Seconds that each question to the database may take{besides} "
@@ -196,44 +242,27 @@ def add_time_limit(
     )
 
 
-def time_limit(text: str) -> float:
-    """Parse an option that is the time limit of a question; 0 would be none on some databases."""
-    seconds = duration(text)
-    if not SHORTEST <= seconds <= DAY:
-        raise argparse.ArgumentTypeError(
-            f"expected a time limit from {SHORTEST:g} seconds to 1d, got {text!r}"
-        )
-    return seconds
-
-
-# --- the values of ``--set``: what a person typed, as the columns hold it
+# --- values that a person typed, as the columns hold them
 
 
 #: What a model, or a field of the user's own, raises for a name or a text that it cannot take.
 _UNUSABLE = (FieldDoesNotExist, ValidationError, AttributeError, TypeError, ValueError)
 
 
-def typed_values(model: type[Model], texts: Sequence[str]) -> dict[str, Any]:
-    """Return the values by column; raise ``CommandError`` for one that its column cannot hold."""
+def typed_values(model: type[Model], texts: Iterable[tuple[str, str]], of: str) -> dict[str, Any]:
+    """Return the values by column; raise ``CommandError`` for one that its column cannot hold.
+
+    ``of``: where they were expected.
+    """
     values: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise CommandError(
-                f"expected --set COLUMN=VALUE, got {text!r} without '='.", returncode=USAGE_ERROR
-            )
+    for name, text in texts:
         try:
-            values[name] = _typed(model._meta.get_field(name), value)
+            values[name] = _typed(model._meta.get_field(name), text)
         except _UNUSABLE as error:
             raise CommandError(
-                f"expected --set COLUMN=VALUE, got {text!r}: {_said(error)}", returncode=USAGE_ERROR
+                f"expected {of}, got {f'{name}={text}'!r}: {_said(error)}", returncode=USAGE_ERROR
             ) from error
     return values
-
-
-def _said(error: Exception) -> str:
-    said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-    return f"{printable(said).rstrip('.')}."
 
 
 def _typed(field: Any, text: str) -> Any:
@@ -245,3 +274,8 @@ def _typed(field: Any, text: str) -> Any:
     column.editable = column.blank = True
     value = json.loads(text, cls=column.decoder) if isinstance(column, JSONField) else text
     return column.clean(value, None)
+
+
+def _said(error: Exception) -> str:
+    said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+    return f"{printable(said).rstrip('.')}."

@@ -1,23 +1,23 @@
-"""The conditions of ``--fail-if``.
-
-A condition is a name of a status, ``>`` or ``>=``, and a number or an age.
-"""
+"""The conditions of ``--fail-if``: a name of a status, ``>`` or ``>=``, and a number or an age."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dcl_processor.exceptions import InvalidOption
-from dcl_processor.operator.times import parse_duration
+from django.core.management.base import CommandError
+
+from dcl_processor.management import printing
+from dcl_processor.management.command_line import USAGE_ERROR, duration
 
 if TYPE_CHECKING:
-    from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.status import Status
 
 #: The names whose answer is a number of rows, and those whose answer is an age.
-NUMBERS = ("pending", "due", "later", "in_progress", "in_doubt", "given_up", "locked", "lost")
+NUMBERS = ("pending", "due", "held", "later", "in_progress", "in_doubt", "given_up")
 AGES = ("oldest", "paused")
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|>)\s*(\S+)\s*")
@@ -32,19 +32,16 @@ class Condition:
     comparison: str
     bound: float
 
-    def holds(self, answer: Answer[Any]) -> bool | None:
-        """Return whether the condition is met; ``None``: the answer does not show it.
+    def is_met(self, found: Status) -> bool:
+        """Return whether the status shows that it is met.
 
-        Of a number that was not counted to its end only a part is known. No row is as old as the
-        oldest of no rows, and no pause as long as none.
+        No row is as old as the oldest of no rows, and no pause as long as none. Rows are counted
+        up to the bound at least.
         """
-        if answer.how in ("unknown", "not recorded"):
-            return None
+        answer = found.answers[self.name]
         if answer.value is None:
             return False
-        least = answer.least
-        is_met = least > self.bound or (self.comparison == ">=" and least == self.bound)
-        return is_met or (None if answer.how == "more than" else False)
+        return answer.least > self.bound or (self.comparison == ">=" and answer.least == self.bound)
 
 
 def parse(text: str) -> Condition:
@@ -56,20 +53,27 @@ def parse(text: str) -> Condition:
             f"{', '.join(NUMBERS + AGES)}, got {text!r}"
         )
     name, comparison, bound = found.groups()
-    return Condition(text.strip(), name, comparison, _bound(name, bound))
+    if name in AGES:
+        return Condition(text.strip(), name, comparison, duration(bound))
+    # PostgreSQL counts no further.
+    if not bound.isdecimal() or len(bound) > 15:
+        raise argparse.ArgumentTypeError(f"expected {name} and a number of rows, got {bound!r}")
+    return Condition(text.strip(), name, comparison, int(bound))
 
 
-def duration(text: str) -> float:
-    """Parse an option that is a duration; a number alone is seconds."""
-    try:
-        return parse_duration(text)
-    except InvalidOption as error:
-        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+def met(found: Sequence[Status], wanted: Sequence[Condition]) -> Iterator[str]:
+    """Yield a sentence for each condition that a processor meets.
 
-
-def _bound(name: str, text: str) -> float:
-    if name in NUMBERS:
-        if not text.isdecimal():
-            raise argparse.ArgumentTypeError(f"expected {name} and a number of rows, got {text!r}")
-        return int(text)
-    return duration(text)
+    Raises ``CommandError`` for one that no answer can ever meet: its monitor would always be green.
+    """
+    for each in found:
+        for condition in wanted:
+            answer = each.answers[condition.name]
+            if answer.how == "not recorded":
+                raise CommandError(
+                    f"expected a condition with an answer that {each.name} has, got "
+                    f"{condition.text!r}: {answer.why}; or name other processors.",
+                    returncode=USAGE_ERROR,
+                )
+            if condition.is_met(each):
+                yield f"{each.name}: {condition.text}, got {printing.answer(answer)}"

@@ -1,0 +1,245 @@
+"""The lines that the command prints as answers: what came from rows is in one line, and escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.operator.times import span, utc_text
+from dcl_processor.report.errors import escaped, printable
+
+if TYPE_CHECKING:
+    from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.explanation import Explanation
+    from dcl_processor.insights.row import Row
+    from dcl_processor.insights.rows import Listed
+    from dcl_processor.insights.status import Status
+    from dcl_processor.processor import BatchProcessor
+
+#: Keys that a line about rows names.
+SHOWN = 10
+
+#: What people call the answers about a processor.
+LABELS = {
+    "pending": "pending",
+    "due": "due now",
+    "held": "held by its key",
+    "later": "due later",
+    "oldest": "oldest pending",
+    "in_progress": "in progress",
+    "in_doubt": "in doubt",
+    "given_up": "given up",
+    "rate": "rows a second",
+    "time_left": "time left",
+}
+
+#: The parts of the question why a row is handled.
+PARTS = {
+    "pending": "in pending",
+    "due": "its time has come",
+    "attempts_left": "attempts left",
+    "lease_free": "not leased",
+    "unclaimed": "not claimed",
+    "key_free": "its group is free",
+    "given_up": "given up",
+}
+
+#: The columns of the tables: the names of answers, and their heads.
+OF_LIST = {"pending": "pending", "oldest": "oldest", "time_left": "left"}
+OF_STATUS = {
+    "pending": "pending",
+    "oldest": "oldest",
+    "in_progress": "in progress",
+    "in_doubt": "in doubt",
+    "given_up": "given up",
+    "rate": "rows/s",
+    "time_left": "left",
+}
+
+
+def answer(found: Answer[Any], name: str = "") -> str:
+    """Write a number, a time or a duration, or why it is not known."""
+    value = found.value
+    if value is None:
+        return found.missing or "none"
+    if hasattr(value, "at"):
+        away = f"{span(value.seconds)} ago" if value.seconds >= 0 else f"in {span(-value.seconds)}"
+        return f"{utc_text(value.at)} ({away})"
+    if name in ("rate", "time_left"):
+        return f"{value:,.1f}" if name == "rate" else span(value)
+    text = f"{value:,}"
+    return f"more than {text}" if found.how == "more than" else text
+
+
+def _short(found: Answer[Any], name: str) -> str:
+    """Write an answer for a narrow column: "?" is not known, "-" not recorded or none."""
+    value = found.value
+    if value is None:
+        return "?" if found.how == "unknown" else "-"
+    if name in ("oldest", "time_left"):
+        return span(getattr(value, "seconds", value))
+    if name == "rate":
+        return f"{value:.1f}"
+    return f"{value}+" if found.how == "more than" else str(value)
+
+
+# --- processors
+
+
+def table(
+    found: Sequence[Status], columns: dict[str, str], about: dict[str, str] | None = None
+) -> Iterator[str]:
+    """Yield a line for each processor below the head; ``about``: a text for each name."""
+    lines = [[*columns.values(), "state", "processor"]]
+    lines += [
+        [*(_short(each.answers[name], name) for name in columns), each.state, each.name]
+        for each in found
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for *cells, state, name in lines:
+        numbers = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False)]
+        text = (about or {}).get(name, "")
+        line = [*numbers, f"{state:<{widths[-2]}}", f"{name:<{widths[-1]}}", text]
+        yield "  ".join(line).rstrip()
+
+
+def first_lines(processors: Iterable[BatchProcessor[Any]]) -> dict[str, str]:
+    """Return the first line of each processor's docstring by its name."""
+    return {each.name: (each.__doc__ or "").strip().partition("\n")[0] for each in processors}
+
+
+def status(found: Status) -> Iterator[str]:
+    """Yield the lines about one processor."""
+    yield f"{found.name} ({found.delivery}, database {found.using!r})"
+    paused = found.answers.get("paused")
+    if paused is not None and paused.how == "unknown":
+        yield from _labelled("paused", 15, paused.missing)
+    elif found.kept_back:
+        yield from _labelled("not running", 15, printable(found.kept_back))
+    for name, label in LABELS.items():
+        text, since = answer(found.answers[name], name), found.answers.get(f"{name}_since")
+        if since is not None and since.value:
+            text += f", since {answer(since)}"
+        yield from _labelled(label, 15, text)
+    yield from _labelled("last errors", 15, *_errors(found.answers["errors"]))
+
+
+def _errors(found: Answer[Any]) -> list[str]:
+    if found.value is None:
+        return [found.missing]
+    texts = [
+        f"{group.rows:,} × {printable(group.example)} (row {printable(group.key)})"
+        for group in found.value
+    ]
+    more = ["and others, which were not read"] if found.how == "more than" else []
+    return texts + more or ["none"]
+
+
+def _labelled(label: str, width: int, *texts: str) -> Iterator[str]:
+    for place, text in enumerate(texts):
+        yield f"  {label if place == 0 else '':<{width}} {text}"
+
+
+# --- rows
+
+
+def row(found: Row, key: str) -> Iterator[str]:
+    """Yield the lines about a row."""
+    from dcl_processor.insights.answer import document_of  # not for a run
+
+    yield f"{found.name}, row {printable(key)}: {printable(found.reason)}"
+    for name, label in PARTS.items():
+        if (part := found.parts.get(name)) is not None:
+            yield from _labelled(label, 18, part.missing or ("yes" if part.value else "no"))
+    for name, value in found.columns.items():
+        text = printable(str(document_of(value)))[:500] or "(empty)"
+        yield from _labelled(name, 18, text)
+    if found.locked is not None:
+        holders = [f"by {each}" for each in found.locked.value or ()]
+        yield from _labelled("locked", 18, *(holders or [found.locked.missing or "no"]))
+
+
+HEAD_OF_ROWS = f"{'key':<12} {'since':>7} {'attempts':>8}  error"
+
+
+def listed(found: Listed) -> str:
+    """Write a row in one line: its key, since when it is in its state, attempts and error."""
+    since = found.since
+    age = "-" if since is None else span(abs(since.seconds))
+    attempts = "-" if found.attempts is None else str(found.attempts)
+    error = "; ".join(filter(None, (found.error, found.remark)))
+    return f"{printable(found.key):<12} {age:>7} {attempts:>8}  {error}".rstrip()
+
+
+def rows(number: int, keys: str = "") -> str:
+    """Write a number of rows, and the first of their keys."""
+    said = "1 row" if number == 1 else f"{number:,} rows"
+    return f"{said} ({keys})" if keys else said
+
+
+def named(pks: Collection[Any]) -> str:
+    """Return the number of rows, and the first of their keys."""
+    return rows(len(pks), first_keys(pks))
+
+
+def first_keys(pks: Collection[Any]) -> str:
+    """Return the first keys of rows, as ``--pk`` reads them."""
+    from dcl_processor.insights.rows import key_text  # not for a run
+
+    some = ", ".join(printable(key_text(pk)) for pk in islice(pks, SHOWN))
+    return f"{some}{', …' if len(pks) > SHOWN else ''}"
+
+
+def acted(number: int, keys: str, values: str, reason: str, error: str) -> str:
+    """Write what an operator has done to rows; ``error``: what ended it, if anything did."""
+    details = {"values": values, "reason": reason, "ended by": error}
+    said = "".join(f"; {name}: {printable(text)}" for name, text in details.items() if text)
+    return f"{rows(number, keys)}{said}"
+
+
+# --- the plan
+
+
+def explanation(found: Explanation) -> Iterator[str]:
+    """Yield the SQL, its plan, and the index that serves it."""
+    from dcl_processor.insights import pending_index  # not for other actions
+
+    yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
+    if found.read is not None:
+        yield from _part("The lock-free read:", found.read)
+    if found.plan is not None:
+        yield from _part("The plan of the lock-free read:", *found.plan.lines)
+    yield f"\n{escaped(found.verdict)}"
+    label = found.index_model._meta.label
+    if found.index is not None and found.is_declared:
+        yield (
+            f"\nThe Meta.indexes of {label} have one that would serve it. It is not migrated, the "
+            "table is too small for it, or the statistics are old (ANALYZE)."
+        )
+    elif found.index is not None:
+        yield f"\nThis index would serve it. Add it to the Meta.indexes of {label}:"
+        yield "\n" + indent("\n".join(pending_index.imports(found.index)), "    ")
+        yield "\n" + indent(f"{pending_index.source(found.index)},", "    ")
+        yield (
+            "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
+            "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
+            "does not block writes."
+        )
+    further = (
+        (found.in_flight_index, label, "The rows of a key that are in progress"),
+        (found.age_index, found.model._meta.label, "The age of the oldest pending row"),
+    )
+    for index, of, what in further:
+        if index is not None:
+            yield f"\n{what}: found by this index, to be among the Meta.indexes of {of}, too:"
+            yield "\n" + indent(f"{pending_index.source(index)},", "    ")
+    for remark in found.remarks:
+        yield f"\n{remark}"
+
+
+def _part(title: str, *texts: str) -> Iterator[str]:
+    yield f"\n{title}"
+    # A literal may be text from outside, and must not forge a line. Its blanks stay as they are.
+    yield from (indent(escaped(text), "    ") for text in texts)
