@@ -65,8 +65,7 @@ class Output:
 
     def broke(self, name: str, trouble: Trouble) -> None:
         """Write why a run did not complete, and what it did until then."""
-        if not (trouble.is_logged and self._logged):
-            self.trouble(name, trouble)
+        self.trouble(name, trouble)
         report = trouble.report
         if self.as_json:
             done = {} if report is None else report.as_dict()
@@ -138,7 +137,9 @@ class Output:
             self._write(self._stderr, line, style_func=str)
 
     def trouble(self, name: str, trouble: Trouble) -> None:
-        """Write why there is no report, or no answer."""
+        """Write why there is no report, or no answer, unless the log has written it to stderr."""
+        if trouble.is_logged and self._logged:
+            return
         number = f", worker {worker.number}" if worker.number else ""
         self._write(self._stderr, f"{name}{number}: {trouble.sentence}")
         self._traceback(trouble.traceback)
