@@ -52,6 +52,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "dcl_processor",
+    "dcl_processor.ledger",
     "sample_app.shop",
     "tests",
     "tests.instances",

@@ -31,7 +31,7 @@ from dcl_processor.sql.session import Session
 #: Outcomes that wait to be written, with which a run claims no further rows.
 MOST_UNSETTLED = 1_000
 
-#: Seconds until a gate that let no row in is asked again.
+#: Seconds until gates that let no row in are asked again.
 GATE_PAUSE = 0.1
 
 
@@ -49,7 +49,7 @@ class Context:
         self.processor, self.limits = processor, limits
         self._filter, self._using = filter, using or processor.using
         self.observers = Observers(processor, uuid.uuid4().hex)
-        self.gates = Gates(processor)
+        self.gates = Gates(processor, self.observers)
         self.counters = Counters(processor, self.observers)
         self.is_transactional = processor.is_transactional
         self.notes_failures = processor._notes_failures
@@ -67,7 +67,7 @@ class Context:
         self.calls: set[Call] = set()
         self.unsettled: list[Unsettled] = []
         self.capacity, self.concurrency = processor.batch_size, 1
-        self.is_closing = self.is_eager = False
+        self.is_closing = self.is_eager = self.is_held_back = False
         self._most_pending = processor.max_pending if limits.rows is None else None
 
     def ask(self) -> Question[Any]:
@@ -100,8 +100,14 @@ class Context:
         return self.limits.exceeded(self.counters.handled)
 
     def let_in(self, room: int) -> int:
-        """Return how many rows the gates let start now; waits while there are none."""
-        while room > 0 and self.gates and not self.must_stop():
+        """Return how many rows the gates let start now; waits while there are none.
+
+        ``is_held_back``: there are none, and rows in flight, whose ends the run waits for instead.
+        """
+        self.is_held_back = False
+        while room > 0 and self.gates:
+            if self.must_stop():
+                return 0
             try:
                 if found := self.gates.may_start(room):
                     return found
@@ -109,6 +115,7 @@ class Context:
                 self.stopped = end.reason
                 return 0
             if self.calls or self.unsettled:
+                self.is_held_back = True
                 return 0
             self.limits.pause(GATE_PAUSE)
         return room

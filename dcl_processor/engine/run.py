@@ -11,7 +11,7 @@ from django.db.models import Q
 
 from dcl_processor.engine import limits as limits_
 from dcl_processor.engine.calls import START, Call
-from dcl_processor.engine.context import Context
+from dcl_processor.engine.context import GATE_PAUSE, Context
 from dcl_processor.engine.deliveries import marked_first, transactional
 from dcl_processor.engine.executors import Inline, Loop, Threads
 from dcl_processor.engine.failing import isolate
@@ -163,7 +163,7 @@ class Run(Context):
                 if batch is not None:
                     self._attempt(batch)
                 elif self.calls or self.unsettled:
-                    settle_next(self)
+                    settle_next(self, GATE_PAUSE if self.is_held_back else None)
                 else:
                     break
             self.source.finish()

@@ -1,4 +1,4 @@
-"""The ledger: pauses, orders and limits that all machines keep together, and what runs have done.
+"""The ledger: pauses and rates that all machines keep together, and what runs and operators did.
 
 An app of its own: add ``"dcl_processor.ledger"`` to ``INSTALLED_APPS``, and migrate. Without it no
 processor sends a query for any of this. The functions here are for code; ``manage.py processors``
@@ -10,27 +10,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .orders import ALL, pause, resume
-    from .records import RecordedAction, State, actions, history, prune, state, states
+from dcl_processor.ledger.switch import is_on
 
-__all__ = [
-    "ALL",
-    "RecordedAction",
-    "State",
-    "actions",
-    "history",
-    "pause",
-    "prune",
-    "resume",
-    "state",
-    "states",
-]
+if TYPE_CHECKING:
+    from dcl_processor.ledger.models import ALL, Record, alias
+    from dcl_processor.ledger.pausing import pause, resume
+    from dcl_processor.ledger.records import history, prune, record
+    from dcl_processor.ledger.states import Pause, State, state, states
+
+__all__ = ["ALL", "Pause", "Record", "State", "alias", "history", "is_on", "pause", "prune"]
+__all__ += ["record", "resume", "state", "states"]
+
+_PUBLIC = {
+    "models": ["ALL", "Record", "alias"],
+    "pausing": ["pause", "resume"],
+    "records": ["history", "prune", "record"],
+    "states": ["Pause", "State", "state", "states"],
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Imported when it is used, because Django imports this module before there are models.
-    module = "orders" if name in {"ALL", "pause", "resume"} else "records"
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    # Imported with its first use, because Django imports this module before there are models.
+    for module, names in _PUBLIC.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

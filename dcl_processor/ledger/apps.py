@@ -1,8 +1,16 @@
-"""The app; ``dcl_processor.oversight`` finds it by its name."""
+"""The app, which looks on at runs, and lets their rows start."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from django.apps import AppConfig
+
+from dcl_processor.ledger.switch import is_on
+from dcl_processor.report.observer import observers_installed
+
+if TYPE_CHECKING:
+    from dcl_processor.ledger.run import LedgerOfRun
 
 
 class LedgerConfig(AppConfig):
@@ -10,3 +18,16 @@ class LedgerConfig(AppConfig):
     label = "dcl_processor_ledger"
     verbose_name = "Batch processors: ledger"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        if of_run not in observers_installed:  # a test may set INSTALLED_APPS again
+            observers_installed.append(of_run)
+
+
+def of_run(processor: Any) -> LedgerOfRun | None:
+    """Return the observer and gate of a run that begins, if the ledger is on."""
+    if not is_on():
+        return None
+    from dcl_processor.ledger.run import LedgerOfRun  # has models
+
+    return LedgerOfRun(processor)

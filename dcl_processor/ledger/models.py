@@ -1,17 +1,13 @@
 """The tables, and how their rows are reached.
 
-No row of the user's work is in them: they may be emptied at any time.
-
-Times are by the database's clock. No column that is written every second has an index, so that
-PostgreSQL writes such a row again on its own page (a heap-only tuple), and no index grows.
+No row of the user's work is in them: they may be emptied at any time. Times are by the database's
+clock.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,19 +15,22 @@ from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import QuerySet
 
 from dcl_processor.operator.time_limit import lock_timeout
-from dcl_processor.worker import HOST
+from dcl_processor.operator.times import utc
+from dcl_processor.options.options import Definition
+from dcl_processor.report.exceptions import InvalidOption
+from dcl_processor.report.values import expect_type
 
-#: Characters: of a processor's name, a person, and a text.
-NAME, PERSON, TEXT = 255, 150, 500
+#: Characters: of a processor's name, of who did it, of why a run ended, and of a text.
+NAME, PERSON, REASON, TEXT = 255, 150, 100, 500
 
-#: Seconds that a statement of an order waits for a lock of another session.
+#: Seconds that a statement of an operator waits for a lock of another session.
 LOCK_WAIT = 10.0
 
 
 class Control(models.Model):
-    """What operators want of a processor, and the limits that its workers keep together.
+    """The pause of a processor, and the tokens of its rate.
 
-    The row whose ``processor`` is empty is for all processors: it has orders only.
+    The row whose ``processor`` is empty is for all processors, and has a pause only.
     """
 
     processor = models.CharField(max_length=NAME, primary_key=True)
@@ -39,7 +38,7 @@ class Control(models.Model):
     paused_until = models.DateTimeField(null=True)
     paused_by = models.CharField(max_length=PERSON, default="")
     reason = models.CharField(max_length=TEXT, default="")
-    #: The rate: a window of time, and the rows that were allowed to start in it.
+    #: A window of time, and the rows that were allowed to start in it.
     window = models.BigIntegerField(default=0)
     used = models.BigIntegerField(default=0)
 
@@ -50,88 +49,80 @@ class Control(models.Model):
         return self.processor or "all processors"
 
 
-class RecordedRun(models.Model):
-    """One start of a command, or one call of ``run()``, that tried rows of a processor.
+class Record(models.Model):
+    """What runs of a processor have done in one process, or what an operator has done to it.
 
-    A run that finds no row is not recorded.
+    ``action``: "run"; or "pause", "resume", "requeue", "mark-done", "discard". ``by``: a worker's
+    name, or an operator's. ``at``, ``seen_at``: when it began, and was written last. ``rows``: that
+    were tried, or written to. ``counts``: of a run, those of its report that are not 0.
+    ``stopped``: why it ended, empty until then. ``error``: what ended it, or the first of a row.
+    ``keys``, ``values``, ``reason``: of an action, the first keys, what was set, and why.
     """
 
-    #: Made at each start; a host's name and a process ID come again.
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     processor = models.CharField(max_length=NAME)
-    #: "run" or "watch", of the command; "code".
-    kind = models.CharField(max_length=10)
-    host = models.CharField(max_length=HOST)
-    pid = models.BigIntegerField()
-    started_at = models.DateTimeField()
-    heartbeat_at = models.DateTimeField()
-    finished_at = models.DateTimeField(null=True)
-    #: Rows, by the names that a report has for them.
-    counts = models.JSONField(default=dict)
-    #: Why it ended, as in a report; empty while it goes on.
-    stopped = models.CharField(max_length=20, default="")
-    #: The last error that ended it, or that a row failed with.
-    error = models.CharField(max_length=TEXT, default="")
-    #: An object for each worker of the command, if there were several.
-    workers = models.JSONField(default=list)
-    at_work = models.BooleanField(default=True)
-
-    class Meta:
-        verbose_name = "recorded run"
-        indexes = [
-            models.Index(fields=["processor", "started_at"], name="dcl_ledger_processor"),
-            models.Index(fields=["started_at"], name="dcl_ledger_started"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.processor} on {self.host}"
-
-
-class OperatorAction(models.Model):
-    """What an operator has done to rows of a processor with the command."""
-
-    processor = models.CharField(max_length=NAME)
-    #: "requeue", "mark-done" or "discard".
     action = models.CharField(max_length=20)
     by = models.CharField(max_length=PERSON)
     at = models.DateTimeField()
-    #: How many rows were written to, and the first of their keys.
-    rows = models.BigIntegerField()
+    seen_at = models.DateTimeField()
+    rows = models.BigIntegerField(default=0)
+    counts = models.JSONField(default=dict)
+    stopped = models.CharField(max_length=REASON, default="")
+    error = models.CharField(max_length=TEXT, default="")
     keys = models.CharField(max_length=TEXT, default="")
     values = models.CharField(max_length=TEXT, default="")
     reason = models.CharField(max_length=TEXT, default="")
-    #: What ended it before all rows were written to, if anything did.
-    error = models.CharField(max_length=TEXT, default="")
 
     class Meta:
-        verbose_name = "operator action"
+        verbose_name = "record"
         indexes = [
-            models.Index(fields=["processor", "at"], name="dcl_ledger_action"),
-            models.Index(fields=["at"], name="dcl_ledger_action_at"),
+            models.Index(fields=["processor", "action", "seen_at"], name="dcl_ledger_processor"),
+            models.Index(fields=["seen_at"], name="dcl_ledger_seen"),
         ]
 
     def __str__(self) -> str:
         return f"{self.action} of {self.processor} by {self.by}"
 
+    @property
+    def rate(self) -> float:
+        """Return the rows that were tried in a second."""
+        seconds = (self.seen_at - self.at).total_seconds()
+        return self.rows / seconds if seconds > 0 else 0.0
 
-class Look(models.Model):
-    """When a host has last looked for rows of a processor."""
-
-    processor = models.CharField(max_length=NAME)
-    host = models.CharField(max_length=HOST)
-    looked_at = models.DateTimeField()
-
-    class Meta:
-        verbose_name = "look"
-        constraints = [
-            models.UniqueConstraint(fields=["processor", "host"], name="dcl_ledger_look")
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.processor} on {self.host}"
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601, in UTC."""
+        names = [each.name for each in self._meta.concrete_fields if each.name != "id"]
+        return plain({name: getattr(self, name) for name in names} | {"rate": round(self.rate, 3)})
 
 
-# --- where the tables are, their rows, and what all that is read from them has
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that ``json.dumps()`` accepts."""
+    return {
+        name: plain(value)
+        if isinstance(value, dict)
+        else utc(value).isoformat()
+        if isinstance(value, datetime)
+        else value
+        for name, value in values.items()
+    }
+
+
+#: All processors, in the place of one.
+ALL = ""
+
+#: A processor, or its name, or ``ALL``.
+Subject = Definition | str
+
+
+def name_of(processor: Subject) -> str:
+    """Return the name; ``""``: all processors."""
+    name = processor.name if isinstance(processor, Definition) else processor
+    expect_type("expected a processor", name, str, "a processor, its name, or ALL")
+    if len(name) > NAME:
+        raise InvalidOption(
+            f"expected a processor's name of at most {NAME} characters for the ledger, got "
+            f"{len(name)}; set a shorter name=…."
+        )
+    return name
 
 
 def alias() -> str:
@@ -140,46 +131,38 @@ def alias() -> str:
     return using
 
 
-def row_of(name: str) -> QuerySet[Control]:
-    """Return the row of a processor, as a queryset."""
-    return Control.objects.using(alias()).filter(processor=name)
+def controls() -> QuerySet[Control]:
+    """Return the rows of all processors that have one."""
+    return Control.objects.using(alias())
+
+
+def records() -> QuerySet[Record]:
+    """Return the records."""
+    return Record.objects.using(alias())
 
 
 @contextmanager
-def bounded_wait() -> Iterator[None]:
-    """Open a transaction for one statement, which waits ``LOCK_WAIT`` seconds for a lock.
+def waiting(seconds: float) -> Iterator[None]:
+    """Open a transaction, whose statements wait so long for locks of other sessions.
 
-    A transaction of the caller keeps its own limits, and SQLite that of its option ``timeout``. It
-    is for one statement, because two orders that lock several rows, each in its own order, would
-    wait in a ring.
+    In a transaction of the caller, which keeps its own limit, a savepoint. SQLite has no
+    transaction here, in which a read before a write would let the write fail, and waits as long as
+    its option ``timeout`` says.
     """
     using = alias()
     connection = connections[using]
-    if connection.in_atomic_block or not connection.features.has_select_for_update:
+    if connection.in_atomic_block:
+        with transaction.atomic(using=using):
+            yield
+    elif not connection.features.has_select_for_update:
         yield
-        return
-    with transaction.atomic(using=using), lock_timeout(using, LOCK_WAIT):
-        yield
+    else:
+        with transaction.atomic(using=using), lock_timeout(using, seconds):
+            yield
 
 
-def ensure(name: str) -> None:
+def ensure(name: str, seconds: float = LOCK_WAIT) -> None:
     """Make the row of a processor, if there is none."""
     # Another worker, or an operator, may make it at the same time, and an older snapshot lack it.
-    with suppress(IntegrityError), bounded_wait():
-        Control.objects.using(alias()).get_or_create(processor=name)
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A value that can be shown as JSON."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
-        found: dict[str, Any] = _plain(asdict(self))
-        return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value.isoformat() if isinstance(value, datetime) else value
+    with suppress(IntegrityError), waiting(seconds):
+        controls().get_or_create(processor=name)

@@ -1,8 +1,9 @@
 """Two doors of the engine: what a run tells, and what it asks before it takes rows.
 
 An ``Observer`` is told of runs and rows, a ``Gate`` lets rows start. They come from the options
-``observers`` and ``gates``, and from ``installed``, to which an app adds at its ``ready()``. All of
-their methods are called in the run's thread.
+``observers`` and ``gates``, and from ``observers_installed``, to which an app adds at its
+``ready()``. All of their methods are called in the run's thread, those of a ``Gate`` and the end of
+a run or row outside any transaction of the run.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Gate(Protocol):
     """
 
     def may_start(self, n: int) -> int:
-        """Return how many of the next ``n`` rows may start; 0: the run asks again a little later.
+        """Return how many of the next ``n`` rows may start; 0: it is asked again in 0.1 seconds.
 
         Raises ``EndRun`` to end the run.
         """
@@ -102,10 +103,9 @@ class EndRun(Exception):
         self.reason = reason
 
 
-#: Of each run that begins: its processor is given to each of these, which return an observer or a
-#: gate for the run, or ``None``.
+#: Of each run that begins: its processor is given to each of these, which return an observer for
+#: the run, or ``None``. An observer that is a gate as well is asked, too.
 observers_installed: list[Callable[[Any], Observer | None]] = []
-gates_installed: list[Callable[[Any], Gate | None]] = []
 
 
 class Observers:
@@ -113,7 +113,8 @@ class Observers:
 
     def __init__(self, processor: Any, run_id: str) -> None:
         found = [make(processor) for make in observers_installed]
-        self._all = [*filter(None, found), *processor.observers]
+        self.installed = [*filter(None, found)]
+        self._all = [*self.installed, *processor.observers]
         self._silent: set[tuple[int, str]] = set()
         self.processor, self.run_id = processor, run_id
 
@@ -146,9 +147,10 @@ class Observers:
 class Gates:
     """The gates of one run; false without any."""
 
-    def __init__(self, processor: Any) -> None:
-        found = [make(processor) for make in gates_installed]
-        self._all = [*filter(None, found), *processor.gates]
+    def __init__(self, processor: Any, observers: Observers) -> None:
+        found = [each for each in observers.installed if isinstance(each, Gate)]
+        # What is installed is asked last: it uses up a token for each row that it lets in.
+        self._all: list[Gate] = [*processor.gates, *found]
 
     def __bool__(self) -> bool:
         return bool(self._all)

@@ -1,0 +1,103 @@
+"""Pause and resume: each is one statement.
+
+Two operators may pause at the same time. The database lets one of them change the row, and the
+other one learns that there was nothing to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db.models import Q
+from django.utils.timezone import is_naive, make_aware
+
+from dcl_processor.ledger.models import (
+    ALL,
+    LOCK_WAIT,
+    PERSON,
+    TEXT,
+    Subject,
+    controls,
+    ensure,
+    name_of,
+    waiting,
+)
+from dcl_processor.ledger.records import record
+from dcl_processor.options.worker import this_user
+from dcl_processor.pending.clock import DatabaseNow, Later
+from dcl_processor.report.errors import shown
+from dcl_processor.report.values import TEN_YEARS, as_timedelta, expect_seconds
+
+#: The rows whose pause has not ended, and the others.
+PAUSED = Q(paused_at__isnull=False) & (Q(paused_until=None) | Q(paused_until__gt=DatabaseNow()))
+FREE = Q(paused_at=None) | Q(paused_until__lte=DatabaseNow())
+
+
+def pause(
+    processor: Subject,
+    *,
+    reason: str = "",
+    until: datetime | timedelta | float | None = None,
+    by: str = "",
+) -> bool:
+    """Let no worker start a row of the processor; return whether it was not paused before.
+
+    ``processor``: a processor, its name, or ``ALL``, for all processors at once, which is a pause
+    of its own. ``reason``: for people. ``until``: the end of the pause: a ``datetime``, or seconds
+    (or a ``timedelta``) from now; ``None``: ``resume()`` ends it. ``by``: who pauses it, default
+    the user of this process and the host. A batch that is being handled is finished. A pause that
+    is over, by its ``until``, is replaced; one that is not stays as it is.
+
+    Raises ``InvalidOption`` for a name that is too long, and for a value that is no time, or a time
+    that is over. It waits for a lock of another session for 10 seconds.
+    """
+    by = by or this_user()
+    values = {
+        "paused_at": DatabaseNow(),
+        "paused_until": _end(until),
+        "paused_by": shown(by, PERSON),
+        "reason": shown(reason, TEXT),
+    }
+    # Race: two orders. The row's lock lets one of two pauses find that there is none yet.
+    if not _change(name_of(processor), FREE, values):
+        return False
+    record(processor, "pause", by=by, reason=reason)
+    return True
+
+
+def resume(processor: Subject, *, by: str = "") -> bool:
+    """End the pause of the processor; return whether it was paused.
+
+    ``processor`` and ``by``: as for ``pause()``. After a pause of ``ALL``, those that were paused
+    by themselves stay paused.
+    """
+    ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
+    if not _change(name_of(processor), PAUSED, ended):
+        return False
+    record(processor, "resume", by=by)
+    return True
+
+
+def is_paused(name: str) -> bool:
+    """Return whether no row of the processor may start."""
+    return controls().filter(PAUSED, processor__in=[ALL, name]).exists()
+
+
+def _change(name: str, condition: Q, values: Mapping[str, Any]) -> int:
+    """Change the row of a processor by one statement; return how many were changed: 1 or 0."""
+    ensure(name)
+    with waiting(LOCK_WAIT):
+        return controls().filter(condition, processor=name).update(**values)
+
+
+def _end(until: datetime | timedelta | float | None) -> Later | None:
+    if until is None:
+        return None
+    fix = "; give a time to come, or seconds from now"
+    left = until
+    if isinstance(until, datetime):
+        left = (make_aware(until) if is_naive(until) else until) - datetime.now(UTC)
+    expect_seconds("expected until", left, most=TEN_YEARS, above_zero=True, fix=fix)
+    return Later(as_timedelta(left))
