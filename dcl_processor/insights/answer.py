@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from django.db import connections
 
+from dcl_processor.operator.backlog import question_of
 from dcl_processor.operator.diagnosis import explain
 from dcl_processor.operator.states import NotRecordedError
 from dcl_processor.operator.time_limit import reading
 from dcl_processor.operator.times import utc
+from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
-from dcl_processor.processor import BatchProcessor
+from dcl_processor.pending.question import Question
 from dcl_processor.sql.errors import is_connected, is_database_error, is_statement_timeout
 
 T = TypeVar("T")
@@ -61,19 +63,14 @@ class Answer(Generic[T]):
     @property
     def missing(self) -> str:
         """Why there is no value, for people; empty: it is known that there is none, or which."""
-        if self.how is How.UNKNOWN:
-            return f"could not be found out: {self.why}"
-        return f"not recorded: {self.why}" if self.how is How.NOT_RECORDED else ""
+        words = {How.UNKNOWN: "could not be found out", How.NOT_RECORDED: "not recorded"}
+        return f"{words[self.how]}: {self.why}" if self.how in words else ""
 
     @property
     def least(self) -> float:
         """The number of rows, or of seconds, that the answer shows at least; 0: there is none."""
-        if isinstance(self.value, Moment):
-            return self.value.seconds
-        number: Any = self.value or 0
-        if hasattr(number, "rows"):  # that are locked, of those that were looked at
-            return float(number.rows)
-        return float(number) + (self.how is How.MORE_THAN)
+        value: Any = self.value.seconds if isinstance(self.value, Moment) else self.value
+        return float(value or 0) + (self.how is How.MORE_THAN)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
@@ -91,8 +88,10 @@ class Moment:
     seconds: float
 
     @classmethod
-    def of(cls, at: datetime, now: datetime) -> Moment:
+    def of(cls, at: datetime | None, now: datetime) -> Moment | None:
         """Return the moment of a column's value; ``now``: read with it, from the same database."""
+        if at is None:
+            return None
         return cls(utc(at), round((utc(now) - utc(at)).total_seconds(), 3))
 
 
@@ -125,30 +124,39 @@ class Asker:
 
     def __init__(
         self,
-        processor: BatchProcessor[Any],
-        seconds: float,
+        processor: Definition[Any],
+        using: str | None = None,
+        seconds: float = TIMEOUT,
+        *,
         down: dict[str, str] | None = None,
         end: float = math.inf,
     ) -> None:
-        self._processor = processor
-        self._seconds = seconds
+        self._processor, self._seconds, self._end = processor, seconds, end
         self._down = {} if down is None else down
-        self._end = end
+        #: The processor's question, or why it cannot be asked.
+        self.question: Question[Any] | None = None
+        self.using, self.why = using or processor.using, ""
+        try:
+            self.question = question_of(processor, using)
+            self.using = self.question.using
+        except Exception as error:  # noqa: BLE001  # the reason is the answer
+            self.why = explain(error, processor, using)
 
-    def ask(self, using: str, read: Callable[[], Answer[T]]) -> Answer[T]:
+    def ask(self, read: Callable[[Question[Any]], Answer[T]]) -> Answer[T]:
         """Return the answer; no error is raised, whatever the database or the user's code does."""
+        question = self.question
+        if question is None:
+            return Answer.unknown(self.why)
+        return self.look(question.using, lambda: read(question))
+
+    def look(self, using: str, read: Callable[[], Answer[T]]) -> Answer[T]:
+        """Return an answer of this database, as ``ask()`` does."""
         left = self._end - time.monotonic()
         if left < SHORTEST:
             return Answer.unknown("not asked, because the time of the page was used up")
         seconds = min(self._seconds, left)
-        if using in self._down:
-            return Answer.unknown(self._down[using])
-        try:
-            is_connected(using)
-            connections[using].ensure_connection()
-        except Exception as error:  # noqa: BLE001  # the reason is the answer
-            self._down[using] = explain(error, self._processor, using)
-            return Answer.unknown(self._down[using])
+        if why := self._unreachable(using):
+            return Answer.unknown(why)
         try:
             with reading(using, seconds):
                 return read()
@@ -159,6 +167,15 @@ class Asker:
                 return Answer.unknown(f"not within {seconds:g} s")
             return Answer.unknown(explain(error, self._processor, using))
 
+    def _unreachable(self, using: str) -> str:
+        if using not in self._down:
+            try:
+                is_connected(using)
+                connections[using].ensure_connection()
+            except Exception as error:  # noqa: BLE001  # the reason is the answer
+                self._down[using] = explain(error, self._processor, using)
+        return self._down.get(using, "")
+
 
 # --- what ``doctor`` has found out about one thing
 
@@ -168,14 +185,13 @@ class Level(StrEnum):
 
     ``OK``: as it should be. ``WARNING``: it costs time, or loses something when something else
     fails. ``PROBLEM``: rows are not handled, or are handled wrongly. ``UNKNOWN``: it could not be
-    found out now, or by this role. ``LEFT_OUT``: it is never found out here.
+    found out now, or by this role.
     """
 
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
     UNKNOWN = "could not be found out"
-    LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,17 @@ from a role, the value is ``None``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from django.db import connections
 from django.db.models import Model
 
 _INDEXES = """
-SELECT c.relname, i.indisunique, i.indpred IS NOT NULL, s.idx_scan,
+SELECT c.relname, i.indisunique, i.indpred IS NOT NULL,
     ARRAY(SELECT a.attname::text FROM pg_attribute a
-        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) AS columns
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey))
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-LEFT JOIN pg_stat_user_indexes s ON s.indexrelid = i.indexrelid
 WHERE i.indrelid = %s::regclass AND i.indisvalid ORDER BY c.relname
-"""
-
-_TABLE = """
-SELECT c.reloptions, s.n_dead_tup, s.n_tup_upd, s.n_tup_hot_upd
-FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid = %s::regclass
 """
 
 # A snapshot keeps dead rows of its database from being removed, and so does a transaction that has
@@ -48,33 +41,16 @@ FROM pg_prepared_xacts WHERE database = current_database()
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TableIndex:
-    """An index. ``columns``: of the table; ``scans``: how often it was used, if that is counted."""
+class TableIndex(NamedTuple):
+    """An index. ``columns``: of the table."""
 
     name: str
     is_unique: bool
     is_partial: bool
-    scans: int | None
     columns: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table's figures.
-
-    ``options``: the table's storage parameters. ``dead``, ``updates`` and ``hot`` are numbers of
-    rows: those not yet vacuumed, and the updates, of which ``hot`` left the indexes as they were.
-    """
-
-    options: Mapping[str, str]
-    dead: int
-    updates: int
-    hot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """What keeps dead rows from being removed.
 
     ``kind``: "session", "walsender", which has the snapshot of a standby, "replication slot" or
@@ -85,9 +61,9 @@ class Snapshot:
 
     kind: str
     name: str
-    application_name: str
+    application_name: str | None
     transactions: int
-    seconds: float | None
+    seconds: Any
     role: str | None
 
 
@@ -102,35 +78,11 @@ def rows(
 
 def indexes(using: str, model: type[Model]) -> list[TableIndex]:
     """Return the indexes of the model's table that queries may use."""
-    return [TableIndex(*row) for row in rows(using, _INDEXES, [_named(using, model)])]
-
-
-def table(using: str, model: type[Model]) -> Table:
-    """Return the figures of the model's table."""
-    ((options, dead, updates, hot),) = rows(using, _TABLE, [_named(using, model)])
-    return Table(
-        options=dict(option.split("=", 1) for option in options or ()),
-        # A table that was never used has no statistics.
-        dead=dead or 0,
-        updates=updates or 0,
-        hot=hot or 0,
-    )
+    table = str(connections[using].ops.quote_name(model._meta.db_table))
+    return [TableIndex(*row) for row in rows(using, _INDEXES, [table])]
 
 
 def snapshots(using: str) -> list[Snapshot]:
     """Return what keeps dead rows of this database, the oldest first; this session excluded."""
-    found = [
-        Snapshot(kind, name, application or "", age, None if s is None else float(s), role)
-        for kind, name, application, age, s, role in rows(using, _SNAPSHOTS)
-    ]
+    found = [Snapshot(*row) for row in rows(using, _SNAPSHOTS)]
     return sorted(found, key=lambda each: each.transactions, reverse=True)
-
-
-def settings(using: str, *names: str) -> dict[str, str]:
-    """Return these settings in their own units, without those that the server does not have."""
-    sql = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)"
-    return dict(rows(using, sql, [[*names]]))
-
-
-def _named(using: str, model: type[Model]) -> str:
-    return str(connections[using].ops.quote_name(model._meta.db_table))

@@ -1,31 +1,32 @@
-"""Examines what processors need of their databases, tables and options."""
+"""Examines what processors need of their databases, tables and options: eight findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, connections, router, transaction
-from django.db.models import BooleanField, F, Model, Value
+from django.db.models import BooleanField, F, Value
 
-from dcl_processor.definition.groups import groups_of
+from dcl_processor.engine.trial import dry_run
+from dcl_processor.insights import catalog, rows
+from dcl_processor.insights.answer import TIMEOUT, Finding, ok, problem, unknown, warning
+from dcl_processor.insights.explanation import asked
+from dcl_processor.insights.pending_index import key_of, pending_index
+from dcl_processor.keys.columns import column_of
 from dcl_processor.operator.diagnosis import describe, explain, one_line
 from dcl_processor.operator.time_limit import reading
 from dcl_processor.operator.times import utc_text
-from dcl_processor.options.kinds import rules_of
 from dcl_processor.options.model_columns import own_columns, written_columns
-from dcl_processor.processor import BatchProcessor
+from dcl_processor.options.options import Definition
+from dcl_processor.pending import scan
+from dcl_processor.pending.question import Question
+from dcl_processor.report.dry_run import MOST_COUNTED
 from dcl_processor.report.errors import shown
-from dcl_processor.sql.errors import is_database_error, refuses_constant, unwritable
-
-from . import catalog, rows
-from .answer import TIMEOUT, Finding, Level, ok, problem, unknown, warning
-from .explanation import Asked
-from .pending_index import suggested
-
-#: What only PostgreSQL has figures for.
-_OF_POSTGRESQL = "snapshot, idle-in-transaction, autovacuum, flag-index"
+from dcl_processor.report.exceptions import ProcessorError
+from dcl_processor.sql.errors import is_database_error, is_passing
 
 #: Seconds after which a snapshot is old, and transactions after which one of unknown age may be.
 OLD_SNAPSHOT, MANY_TRANSACTIONS = 300.0, 1_000
@@ -33,64 +34,62 @@ OLD_SNAPSHOT, MANY_TRANSACTIONS = 300.0, 1_000
 #: Characters of a key, or of a primary key, that are shown.
 _LONGEST = 80
 
+#: A processor and its question.
+Asked = tuple[Definition[Any], Question[Any]]
+
 
 def examine(
-    processors: Sequence[BatchProcessor[Any]], *, using: str | None = None, seconds: float = TIMEOUT
+    processors: Sequence[Definition[Any]], *, using: str | None = None, seconds: float = TIMEOUT
 ) -> Iterator[Finding]:
     """Yield the findings about these processors, and about the databases and tables they use.
 
     ``seconds``: the time limit of each question to a database. Raises no error of a database or of
     a user's code: what could not be found out is a finding, too.
     """
-    asked: list[Asked] = []
+    databases: dict[str, list[Asked]] = {}
     for processor in processors:
         try:
-            asked.append(Asked.of(processor, using))
+            question = asked(processor, using)
+            databases.setdefault(question.using, []).append((processor, question))
         except Exception as error:  # noqa: BLE001  # the reason is the finding
             level = unknown if is_database_error(error) else problem
             what = explain(error, processor, using).rstrip(".")
-            found = level(what, "It cannot run", "manage.py check")
+            found = level(what, "It cannot run", "Correct the option; see manage.py check")
             yield replace(found, check="options", about=processor.name)
-    for alias in dict.fromkeys(each.question.using for each in asked):
-        here = [each for each in asked if each.question.using == alias]
+    for alias, here in databases.items():
         yield from _of_database(alias, here, seconds)
 
 
-def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator[Finding]:
-    about, limit, connection = f"database {using!r}", (using, seconds), connections[using]
+def _of_database(using: str, here: Sequence[Asked], seconds: float) -> Iterator[Finding]:
+    about, connection = f"database {using!r}", connections[using]
+    found = partial(_found, using, seconds)
     try:
         connection.ensure_connection()
     except Exception as error:  # noqa: BLE001  # whatever a driver raises
         yield replace(_failed(error), check="connection", about=about)
         return
-    for each in asked:
-        yield from _found("write", each.processor.name, writable(each), limit)
-        yield from _found("router", each.processor.name, routing(each), limit)
-        yield from _found("held-key", each.processor.name, held_keys(each), limit)
+    for processor, question in here:
+        name = processor.name
+        flip = [*found("flip", name, writable(processor, question))]
+        yield from flip or _tried(processor, using)
+        yield from found("router", name, routing(question))
+        yield from found("held-key", name, held_keys(processor, question))
     if connection.vendor != "postgresql":
-        what = f"{_OF_POSTGRESQL}: {connection.display_name} is not asked for them"
-        yield Finding(Level.LEFT_OUT, what, check="database", about=about)
         return
-    yield from _found("snapshot", about, snapshots(using), limit)
-    idle = idle_transactions(using, asked)
-    yield from _found("idle-in-transaction", about, idle, limit)
-    for model in dict.fromkeys(each.question.model for each in asked):
+    yield from found("snapshot", about, snapshots(using))
+    yield from found("idle-in-transaction", about, idle_transactions(using, here))
+    for model in dict.fromkeys(question.model for _, question in here):
         table = f"table {model._meta.db_table} of {about}"
-        users = [each for each in asked if each.question.model is model]
-        yield from _found("autovacuum", table, autovacuum(using, model), limit)
-        needless = needless_indexes(using, users)
-        yield from _found("flag-index", table, needless, limit)
+        users = [each for each in here if each[1].model is model]
+        yield from found("flag-index", table, needless_indexes(using, users))
 
 
 def _found(
-    check: str, about: str, found: Iterable[Finding], limit: tuple[str, float]
+    using: str, seconds: float, check: str, about: str, found: Iterable[Finding]
 ) -> list[Finding]:
-    """Return the findings; an error, of the database or of any code, is one as well.
-
-    ``limit``: the database that is asked, and the seconds that each question may take.
-    """
+    """Return the findings; an error, of the database or of any code, is one as well."""
     try:
-        with reading(*limit):
+        with reading(using, seconds):
             done = list(found)
     except Exception as error:  # noqa: BLE001  # the other findings are still to be found
         done = [_failed(error)]
@@ -98,117 +97,84 @@ def _found(
 
 
 def _failed(error: Exception) -> Finding:
-    said = f"the database answered: {one_line(error)}"
-    return unknown((said if is_database_error(error) else describe(error)).rstrip("."))
+    said = f"the database answered: {one_line(error)}" if is_database_error(error) else ""
+    what = (said or describe(error)).rstrip(".")
+    return unknown(what, "", "Repeat it with a longer --timeout, or look into the server's log")
 
 
-# --- the findings about a database, its sessions, and its processors
+# --- the processors
 
 
-def writable(asked: Asked) -> Iterator[Finding]:
-    """Find whether the columns that are known to be written can be; no row is written to."""
-    question = asked.question
-    names = written_columns(asked.processor, question.model)
-    if not names:
-        return  # those of a function are known when it is called
-    columns = " and ".join(names)
+def writable(processor: Definition[Any], question: Question[Any]) -> Iterator[Finding]:
+    """Find a right that is missing, without a row; raise if the question takes too long."""
+    names = written_columns(processor, question.model)
     no_row = question.table.filter(Value(False, output_field=BooleanField()))
     try:
         with transaction.atomic(using=question.using):
-            no_row.update(**{name: F(name) for name in names})
+            if names:  # those of a function are known when it is called
+                no_row.update(**{name: F(name) for name in names})
     except DatabaseError as error:
-        if not (refuses_constant(error) or unwritable(error, question.using)):
+        if is_passing(error):
             raise
-        yield problem(
-            f"{columns} cannot be written: {one_line(error).rstrip('.')}",
-            "No row can be settled after its handler was called",
-            "GRANT UPDATE on the columns, give the primary's alias with using=, or correct the "
-            "router's db_for_write()",
-        )
+        what = f"{' and '.join(names)} cannot be written: {one_line(error).rstrip('.')}"
+        yield _refused(what)
+    scan.count(question, MOST_COUNTED)
+
+
+def _tried(processor: Definition[Any], using: str) -> Iterator[Finding]:
+    """Try the flip on a row, as a dry run does, and roll it back."""
+    about: dict[str, str] = {"check": "flip", "about": processor.name}
+    try:
+        found = dry_run(processor, filter=None, using=using, limit=1)
+    except ProcessorError as error:
+        yield replace(_refused(explain(error, processor, using).rstrip(".")), **about)
+    except Exception as error:  # noqa: BLE001  # the other findings are still to be found
+        yield replace(_failed(error), **about)
     else:
-        yield ok(f"{columns} can be written")
+        words = found.refused.removeprefix(f"{processor.name}: ").rstrip(".")
+        tried = "no row was free to try the flip on, and its columns can be written"
+        if found.rehearsed is not None:
+            tried = f"the flip takes row {shown(str(found.rehearsed), _LONGEST)} out of pending"
+        yield replace(_refused(words) if words else ok(tried), **about)
 
 
-def snapshots(using: str) -> Iterator[Finding]:
-    """Find what keeps dead rows, and dead entries of the pending index, from being removed."""
-    is_clean = True
-    for each in catalog.snapshots(using):
-        named = f" ({each.application_name})" if each.application_name else ""
-        if each.seconds is not None:
-            is_old = each.seconds >= OLD_SNAPSHOT
-            since = f"has been open for {each.seconds:.0f} s"
-        else:
-            is_old = each.transactions >= MANY_TRANSACTIONS
-            since = f"is {each.transactions} transactions old"
-        if not is_old:
-            continue
-        is_clean = False
-        if each.seconds is None and each.kind == "session":
-            yield unknown(
-                f"since when the session {each.name} of the role {each.role} has been open, which "
-                f"{since}",
-                "PostgreSQL hides the time of another role's transaction",
-                "GRANT pg_read_all_stats to the role of this database",
-            )
-            continue
-        yield warning(
-            f"the {each.kind} {each.name}{named} {since}",
-            "Vacuum removes no row that was flipped since, and each lock-free read passes all "
-            "their index entries",
-            "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
-            "handlers work outside the transaction with AT_LEAST_ONCE",
-        )
-    if is_clean:
-        yield ok("no old snapshot keeps dead rows")
-
-
-def idle_transactions(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
-    """Find whether a handler that hangs in its transaction keeps its row forever."""
-    inside = [each.processor.name for each in asked if rules_of(each.processor).in_transaction]
-    name = "idle_in_transaction_session_timeout"
-    milliseconds = float(catalog.settings(using, name)[name])
-    if not inside:
-        yield ok("no handler works inside a transaction")
-    elif milliseconds > 0:
-        yield ok(f"{name} is {milliseconds / 1000:g} s")
-    else:
-        yield warning(
-            f"{name} is not set, and the handlers of {', '.join(inside)} work inside a transaction",
-            "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
-            f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
-        )
-
-
-def routing(asked: Asked) -> Iterator[Finding]:
-    """Find whether handlers read from another database than the one that has the locks."""
-    question = asked.question
-    reads = router.db_for_read(question.model)
-    if reads == question.using:
-        yield ok(f"rows are locked, and read by handlers, on {reads!r}")
-        return
-    yield warning(
-        f"rows of {question.model._meta.label} are locked on {question.using!r}, and what handlers "
-        f"read goes to {reads!r}",
-        "The lock protects nothing that is read elsewhere: a replica may show a handler values "
-        "from before the lock, also those that its last row has written",
-        f"Let db_for_read() return {question.using!r} while a handler works, or read with "
-        f".using({question.using!r})",
+def _refused(what: str) -> Finding:
+    return problem(
+        what,
+        "No row can be settled after its handler was called",
+        "GRANT UPDATE on the columns, give the primary's alias with using=, or correct the values "
+        "of the flip",
     )
 
 
-def held_keys(asked: Asked) -> Iterator[Finding]:
+def routing(question: Question[Any]) -> Iterator[Finding]:
+    """Find whether handlers read from another database than the one that has the locks."""
+    using, reads = question.using, router.db_for_read(question.model)
+    if reads == using:
+        yield ok(f"rows are locked, and read by handlers, on {reads!r}")
+        return
+    yield warning(
+        f"rows of {question.model._meta.label} are locked on {using!r}, and what handlers read "
+        f"goes to {reads!r}",
+        "The lock protects nothing that is read elsewhere: a replica may show a handler values "
+        "from before the lock, also those that its last row has written",
+        f"Let db_for_read() return {using!r} while a handler works, or read with .using({using!r})",
+    )
+
+
+def held_keys(processor: Definition[Any], question: Question[Any]) -> Iterator[Finding]:
     """Find the oldest row in doubt that holds its key."""
-    processor, at = asked.processor, asked.processor.claimed_at
+    at = processor.claimed_at
     if processor.group_by is None or at is None or processor.lease is not None:
         return
-    groups = groups_of(processor, asked.question.model)
-    found = rows.in_state("in_doubt", processor, asked.question)
-    oldest = found.filter(**{f"{groups.column}__isnull": False}).order_by(at)
-    for pk, key, since in oldest.values_list("pk", groups.column, at)[:1]:
-        row = shown(rows.key_text(pk), _LONGEST)
+    column = column_of(processor, "group_by", question.model)
+    found = rows.in_state("in_doubt", processor, question)
+    oldest = found.filter(**{f"{column}__isnull": False}).order_by(at)
+    for pk, key, since in oldest.values_list("pk", column, at)[:1]:
+        row, most = shown(rows.key_text(pk), _LONGEST), processor.most_of_a_key or 1
         place = "no other row of the key is handled"
-        if (groups.most or 1) > 1:
-            place = f"one of the {groups.most} places of the key is taken"
+        if most > 1:
+            place = f"one of the {most} places of the key is taken"
         yield problem(
             f"key {shown(str(key), _LONGEST)} is held by row {row}, in doubt since "
             f"{utc_text(since)}",
@@ -219,43 +185,70 @@ def held_keys(asked: Asked) -> Iterator[Finding]:
     yield ok("no row holds its key until a person decides")
 
 
-# --- the table of one model, as PostgreSQL's statistics show it
+# --- the server, and the table of one model
 
 
-def autovacuum(using: str, model: type[Model]) -> Iterator[Finding]:
-    """Find whether dead rows are removed from the table at all."""
-    table = catalog.table(using, model)
-    settings = catalog.settings(using, "autovacuum", "track_counts")
-    off = ("false", "off", "0", "no")
-    if "off" not in settings.values() and table.options.get("autovacuum_enabled") not in off:
-        yield ok(f"autovacuum is on for the table, which has {table.dead} dead rows")
+def snapshots(using: str) -> Iterator[Finding]:
+    """Find what keeps dead rows, and dead entries of the pending index, from being removed."""
+    is_clean = True
+    for each in catalog.snapshots(using):
+        is_known = each.seconds is not None
+        if each.seconds < OLD_SNAPSHOT if is_known else each.transactions < MANY_TRANSACTIONS:
+            continue
+        is_clean = False
+        since = f"{each.transactions} transactions old"
+        since = f"has been open for {each.seconds:.0f} s" if is_known else f"is {since}"
+        if not is_known and each.kind == "session":
+            yield unknown(
+                f"since when the session {each.name} of the role {each.role} has been open, which "
+                f"{since}",
+                "PostgreSQL hides the time of another role's transaction",
+                "GRANT pg_read_all_stats to the role of this database",
+            )
+            continue
+        named = f" ({each.application_name})" if each.application_name else ""
+        yield warning(
+            shown(f"the {each.kind} {each.name}{named} {since}"),
+            "Vacuum removes no row that was flipped since, and each lock-free read passes all "
+            "their index entries",
+            "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
+            "handlers work outside the transaction with AT_LEAST_ONCE",
+        )
+    if is_clean:
+        yield ok("no old snapshot keeps dead rows")
+
+
+def idle_transactions(using: str, here: Sequence[Asked]) -> Iterator[Finding]:
+    """Find whether a handler that hangs in its transaction keeps its row forever."""
+    inside = [processor.name for processor, _ in here if processor.is_transactional]
+    name = "idle_in_transaction_session_timeout"
+    sql = "SELECT setting::float FROM pg_settings WHERE name = %s"
+    ((milliseconds,),) = catalog.rows(using, sql, [name])
+    if not inside or milliseconds > 0:
+        yield ok(f"{name} is {milliseconds / 1000:g} s" if inside else "no handler is in one")
         return
     yield warning(
-        f"autovacuum is off for the table, which has {table.dead} dead rows",
-        "Every flip leaves a dead row and a dead entry in the pending index, and each lock-free "
-        "read passes them",
-        "Set autovacuum_enabled = true for the table, or autovacuum and track_counts = on for the "
-        "server, and VACUUM the table",
+        f"{name} is not set, and the handlers of {', '.join(inside)} work inside a transaction",
+        "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
+        f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
     )
 
 
-def needless_indexes(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
+def needless_indexes(using: str, users: Sequence[Asked]) -> Iterator[Finding]:
     """Find indexes that each row's flip, claim or lease has to write to; of one table's users."""
-    model = asked[0].question.model
-    written = {column for each in asked for column in _written(each)}
-    written -= {column for each in asked for column in _read_by(each)}
-    table, is_clean = catalog.table(using, model), True
+    model = users[0][1].model
+    written = {column for each in users for column in _written(*each)}
+    written -= {column for each in users for column in _read_by(*each)}
+    is_clean = True
     for index in catalog.indexes(using, model):
         columns = sorted(written & {*index.columns})
         # The condition of a partial index needs the flag, and a unique index is a constraint.
         if not index.is_partial and not index.is_unique and columns:
             is_clean = False
-            used = f", used {index.scans} times since the statistics began"
             yield warning(
-                f"the index {index.name} holds {' and '.join(columns)}"
-                f"{'' if index.scans is None else used}",
+                f"the index {index.name} holds {' and '.join(columns)}",
                 "Each flip writes to it, and to every other index of the table, because PostgreSQL "
-                f"cannot update the row in place ({table.hot} of {table.updates} updates were)",
+                "cannot update the row in place",
                 "If no other query needs it, drop it (db_index, Meta.indexes), and let a partial "
                 "index of the pending rows serve the read: manage.py processors explain",
             )
@@ -263,9 +256,9 @@ def needless_indexes(using: str, asked: Sequence[Asked]) -> Iterator[Finding]:
         yield ok("no plain index holds a column that is written for each row")
 
 
-def _written(asked: Asked) -> Iterator[str]:
+def _written(processor: Definition[Any], question: Question[Any]) -> Iterator[str]:
     """Yield the columns of the model's own table that are written for each row."""
-    processor, meta = asked.processor, asked.question.model._meta
+    meta = question.model._meta
     for name in (*(processor.done or ()), *(processor.claim or ()), *own_columns(processor)):
         field: Any = meta.get_field(name)
         # The index of a foreign key is for deletions of the row that it points to.
@@ -273,9 +266,9 @@ def _written(asked: Asked) -> Iterator[str]:
             yield field.column
 
 
-def _read_by(asked: Asked) -> Iterator[str]:
+def _read_by(processor: Definition[Any], question: Question[Any]) -> Iterator[str]:
     """Yield the columns by which the index of the pending rows finds them."""
-    index = suggested(asked.processor, asked.question).read
+    index = pending_index(question, key=key_of(processor, question))
     for name in [] if index is None else index.fields:
-        field: Any = asked.question.model._meta.get_field(name.lstrip("-"))
+        field: Any = question.model._meta.get_field(name.lstrip("-"))
         yield field.column

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.db.models import F, Index, Model, Q, Value
@@ -26,18 +25,19 @@ from django.db.models.functions import Now
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, OR, WhereNode
 
-from dcl_processor.definition.groups import Groups, groups_of
+from dcl_processor.keys.columns import column_of
+from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
-from dcl_processor.pending.question import PLAIN_LOOKUPS, Question, demanded, order_of
-
-if TYPE_CHECKING:
-    from dcl_processor.options.options import Definition
+from dcl_processor.pending.question import Question, order_of
 
 #: Lookups that compare a column's value with others.
 _COMPARISONS = frozenset({"exact", "in", "gt", "gte", "lt", "lte", "range"})
 
 #: The types of the constants that can be written into a model's ``Meta``.
 _CONSTANTS = (type(None), bool, int, float, Decimal, str, bytes, UUID, timedelta)
+
+#: Values that are read from no table.
+_CLOCKS = (Value, Now, DatabaseNow, date, time)
 
 #: Characters: the longest name that every database accepts, and the part that depends on the index.
 _LONGEST_NAME, _DIGEST = 30, 6
@@ -49,42 +49,69 @@ class _NotConstantError(Exception):
     """A condition cannot be a part of an index's condition."""
 
 
+def beside(processor: Definition[Any], question: Question[Any]) -> Iterator[Index]:
+    """Yield the indexes that a processor needs beside that of its lock-free read.
+
+    The one from which the age of the oldest pending row is read, and that of the rows of a key that
+    are at work; without those that the model's ``Meta`` has.
+    """
+    model, columns = question.model, {f.name for f in question.model._meta.local_concrete_fields}
+    found, since = list[Index | None](), processor.pending_since
+    if isinstance(since, str) and since in columns:
+        found.append(pending_index(question, since=since))
+    lease, key = processor.lease, key_of(processor, question)
+    shows = lease.field if lease is not None else processor.claimed_at
+    if processor.group_by is not None and shows in columns:
+        found.append(_index(model, [str(key)], Q(**{f"{shows}__isnull": False}), "in_flight"))
+    yield from (each for each in found if each is not None and not is_declared(each, model))
+
+
+def key_of(processor: Definition[Any], question: Question[Any]) -> str | None:
+    """Return the field of the key whose values take turns, if one is."""
+    option = "group_by" if processor.group_by is not None else "fair_by"
+    if getattr(processor, option) is None:
+        return None
+    field: Any = question.model._meta.get_field(column_of(processor, option, question.model))
+    return str(field.name)
+
+
 def pending_index(
-    question: Question[Any], *, group: Any = None, since: str | None = None
+    question: Question[Any], *, key: str | None = None, since: str | None = None
 ) -> Index | None:
     """Return the index of the model's table that serves the lock-free read of the question.
 
-    ``group``: the field of ``group_by``. A run reads the keys, then the rows of each key in the
-    queryset's order, so the index begins with this field. It is an index of the table that has the
-    field.
-    ``since``: a column whose smallest value in the pending rows the index is to show instead.
-    ``None``: no condition of the question compares a column of this table with a constant or with
-    the time. Sends no query.
+    ``key``: a run reads the values of this field, then the rows of each in the queryset's order, so
+    the index begins with it. ``since``: a column whose smallest value in the pending rows the index
+    is to show instead. ``None``: no condition of the question compares a column of this table with
+    a constant or with the time. Sends no query.
     """
-    if group is not None:
-        return _index_of_keys(question, group)
-    parts = _split(question)
-    order = [since] if since else _order(question, question.model)
-    first = (order if parts.constant else []) or parts.moving
-    condition = reduce(operator.and_, parts.constant) if parts.constant else None
-    if condition is None and not first:
-        return None
-    return _index(question.model, first, condition)
-
-
-def _index_of_keys(question: Question[Any], group: Any) -> Index:
-    """Return the index for the keys of the rows, and for the rows of a key in their order."""
-    constant = _split(question).constant if group.model is question.model else []
+    query, constant, moving = question.unfiltered.query, list[Q](), list[str]()
+    for node in _demanded(query.where):
+        name = _column(getattr(node, "lhs", None), query.base_table)
+        try:
+            constant.append(_condition(node, query.base_table))
+        except _NotConstantError:
+            if name is not None and _is_moving(node):
+                moving.append(name)
+    first = [since] if since else _order(question)
     condition = reduce(operator.and_, constant) if constant else None
-    return _index(group.model, [group.name, *_order(question, group.model)], condition)
+    if key is not None:
+        return _index(question.model, [key, *first], condition)
+    first = (first if constant else []) or moving
+    return _index(question.model, first, condition) if constant or first else None
 
 
-def _index(model: type[Model], first: Sequence[str], condition: Q | None) -> Index:
+def _index(model: type[Model], first: Sequence[str], condition: Q | None, kind: str = "") -> Index:
     """Return the index of these columns and the primary key, each once."""
     columns = {name.lstrip("-"): name for name in reversed(first)}
     key = [each.name for each in model._meta.pk_fields if each.name not in columns]
     fields = [*dict.fromkeys(columns[name.lstrip("-")] for name in first), *key]
-    return Index(fields=fields, condition=condition, name=_name(model, fields, condition))
+    # The same for the same index, and another one for another index, in each process.
+    digest = hashlib.sha256(repr((fields, condition)).encode()).hexdigest()[:_DIGEST]
+    ending = f"_{kind or 'pending'}_{digest}"
+    # A name must not begin with an underscore.
+    name = str(model._meta.model_name).strip("_")[: _LONGEST_NAME - len(ending)] + ending
+    return Index(fields=fields, condition=condition, name=name)
 
 
 def is_declared(index: Index, model: type[Model]) -> bool:
@@ -112,106 +139,78 @@ def _serialized(index: Index) -> dict[str, tuple[str, set[str]]]:
     from django.db.migrations.writer import MigrationWriter  # not for the start of each process
 
     options = {"fields": index.fields, "condition": index.condition, "name": index.name}
-    return {
-        name: MigrationWriter.serialize(value)
-        for name, value in options.items()
-        if value is not None
-    }
+    return {n: MigrationWriter.serialize(each) for n, each in options.items() if each is not None}
 
 
-@dataclass(slots=True)
-class _Parts:
-    """The conditions of a question by what an index can do with them.
-
-    ``constant``: those of a partial index; ``moving``: columns that are compared with the time.
-    """
-
-    constant: list[Q] = field(default_factory=list)
-    moving: list[str] = field(default_factory=list)
-
-    def sort(self, columns: _Columns, node: Any) -> None:
-        """Add one condition."""
-        name = columns.of(getattr(node, "lhs", None))
-        try:
-            self.constant.append(columns.condition(node))
-        except _NotConstantError:
-            if name is not None and _is_moving(node):
-                self.moving.append(name)
+# --- the conditions of the question
 
 
-def _split(question: Question[Any]) -> _Parts:
-    query, parts = question.unfiltered.query, _Parts()
-    columns = _Columns(query.base_table)
-    for node in demanded(query.where):
-        parts.sort(columns, node)
-    return parts
+def _demanded(node: Any) -> Iterator[Any]:
+    """Yield the conditions that each pending row meets."""
+    if isinstance(node, WhereNode) and node.connector == AND and not node.negated:
+        for child in node.children:
+            yield from _demanded(child)
+    else:
+        yield node
 
 
-class _Columns:
-    """Turns conditions on the columns of one table back into ``Q`` objects."""
+def _column(expression: Any, table: str | None) -> str | None:
+    """Return the name of the field, if the expression is a column of the table."""
+    is_own = type(expression) is Col and expression.alias == table
+    return str(expression.target.name) if is_own else None
 
-    def __init__(self, table: str | None) -> None:
-        self._table = table
 
-    def of(self, expression: Any) -> str | None:
-        """Return the name of the field, if the expression is a column of the table."""
-        is_own = type(expression) is Col and expression.alias == self._table
-        return str(expression.target.name) if is_own else None
-
-    def condition(self, node: Any) -> Q:
-        """Return the condition; raises ``_NotConstantError`` unless all of it is constant."""
-        if isinstance(node, WhereNode):
-            return self._several(node)
-        name = self.of(getattr(node, "lhs", None))
-        if name is None or type(node).__module__ not in PLAIN_LOOKUPS:
-            raise _NotConstantError
-        lookup = "" if node.lookup_name == "exact" else f"__{node.lookup_name}"
-        if not isinstance(node.rhs, _LISTS):
-            return Q(**{f"{name}{lookup}": self._value(node.rhs)})
-        values = [self._value(each) for each in node.rhs]
-        # A set has another order in each process, and the name of the index depends on the order.
-        is_set = isinstance(node.rhs, (set, frozenset))
-        return Q(**{f"{name}{lookup}": sorted(values, key=repr) if is_set else values})
-
-    def _several(self, node: WhereNode) -> Q:
+def _condition(node: Any, table: str | None) -> Q:
+    """Return a condition as it was written; raises unless all of it is constant."""
+    if isinstance(node, WhereNode):
         if node.connector not in (AND, OR) or not node.children:
             raise _NotConstantError
         together = operator.or_ if node.connector == OR else operator.and_
-        condition = reduce(together, map(self.condition, node.children))
+        condition = reduce(together, (_condition(each, table) for each in node.children))
         return ~condition if node.negated else condition
+    name = _column(getattr(node, "lhs", None), table)
+    # A lookup that a user registered may compile to any SQL.
+    if name is None or not type(node).__module__.startswith("django.db.models."):
+        raise _NotConstantError
+    lookup = "" if node.lookup_name == "exact" else f"__{node.lookup_name}"
+    if not isinstance(node.rhs, _LISTS):
+        return Q(**{f"{name}{lookup}": _constant(node.rhs, table)})
+    values = [_constant(each, table) for each in node.rhs]
+    # A set has another order in each process, and the name of the index depends on the order.
+    is_set = isinstance(node.rhs, (set, frozenset))
+    return Q(**{f"{name}{lookup}": sorted(values, key=repr) if is_set else values})
 
-    def _value(self, value: Any) -> Any:
-        if name := self.of(value):
-            return F(name)
-        if type(value) is Value:
-            value = value.value
-        if isinstance(value, Enum):
-            value = value.value
-        if isinstance(value, str):
-            value = str.__str__(value)  # also of a class of the user's
-        if type(value) not in _CONSTANTS:
-            raise _NotConstantError
-        return value
+
+def _constant(value: Any, table: str | None) -> Any:
+    if name := _column(value, table):
+        return F(name)
+    value = value.value if type(value) is Value else value
+    value = value.value if isinstance(value, Enum) else value
+    if isinstance(value, str):
+        value = str.__str__(value)  # also of a class of the user's
+    if type(value) not in _CONSTANTS:
+        raise _NotConstantError
+    return value
 
 
 def _is_moving(node: Any) -> bool:
     """Return whether a lookup compares its column with values that are read from no table."""
     values = node.rhs if isinstance(node.rhs, _LISTS) else [node.rhs]
-    return node.lookup_name in _COMPARISONS and not any(map(_reads_a_table, values))
+    return node.lookup_name in _COMPARISONS and all(map(_reads_no_table, values))
 
 
-def _reads_a_table(value: Any) -> bool:
-    if type(value) in (Value, Now, DatabaseNow) or isinstance(value, (date, time, *_CONSTANTS)):
-        return False
-    if isinstance(value, (Col, Query)) or hasattr(value, "query"):
+def _reads_no_table(value: Any) -> bool:
+    if isinstance(value, (*_CLOCKS, *_CONSTANTS)):
         return True
-    sources = getattr(value, "get_source_expressions", None)
-    return sources is None or any(map(_reads_a_table, sources()))
+    if isinstance(value, Query):
+        return False
+    parts = getattr(value, "get_source_expressions", list)()
+    return bool(parts) and all(map(_reads_no_table, parts))
 
 
-def _order(question: Question[Any], model: type[Model]) -> list[str]:
-    """Return the columns of a table that the order begins with, as an index names them."""
-    meta = model._meta
+def _order(question: Question[Any]) -> list[str]:
+    """Return the columns of the table that the order begins with, as an index names them."""
+    meta = question.model._meta
     columns = {name: f.name for f in meta.local_concrete_fields for name in (f.name, f.attname)}
     columns["pk"] = meta.pk_fields[0].name
     found: list[str] = []
@@ -221,60 +220,3 @@ def _order(question: Question[Any], model: type[Model]) -> list[str]:
             break
         found.append(f"-{columns[name]}" if each.startswith("-") else columns[name])
     return found
-
-
-def _name(model: type[Model], fields: Sequence[str], condition: Q | None) -> str:
-    """Return a name that is the same for the same index, and another one for another index."""
-    digest = hashlib.sha256(repr((fields, condition)).encode()).hexdigest()[:_DIGEST]
-    ending = f"_pending_{digest}"
-    # A name must not begin with an underscore.
-    return str(model._meta.model_name).strip("_")[: _LONGEST_NAME - len(ending)] + ending
-
-
-# --- which indexes a processor needs: the command and the check suggest the same
-
-#: Characters of a name's parts: a name may have 30 on every database.
-_PART = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Suggested:
-    """The indexes of one processor, and the model whose ``Meta`` is to have them.
-
-    ``model``: that of the rows, or the parent that has the column of ``group_by``. ``read``: serves
-    the lock-free reads; ``None``: no index can. ``in_flight``: serves the question for the rows of
-    a key that are claimed and not settled; ``None``: without ``group_by``, or without a column that
-    shows it.
-    """
-
-    model: type[Model]
-    read: Index | None
-    in_flight: Index | None = None
-
-
-def suggested(processor: Definition[Any], question: Question[Any]) -> Suggested:
-    """Return the indexes for a processor; sends no query.
-
-    Raises ``InvalidOption`` for a ``group_by`` that names no key.
-    """
-    if processor.group_by is None:
-        index = pending_index(question)
-        return Suggested(question.model, index)
-    groups = groups_of(processor, question.model)
-    index = pending_index(question, group=groups.field)
-    return Suggested(groups.field.model, index, _in_flight(processor, groups))
-
-
-def _in_flight(processor: Definition[Any], groups: Groups) -> Index | None:
-    key, time = groups.field, time_in_flight(processor, groups)
-    if time is None:
-        return None
-    name = f"{key.model._meta.model_name[:_PART]}_{key.name[:_PART]}_in_flight"
-    return Index(fields=[key.name], condition=Q(**{f"{time}__isnull": False}), name=name)
-
-
-def time_in_flight(processor: Definition[Any], groups: Groups) -> str | None:
-    """Return the column, in the table of the key, that is not ``NULL`` while a row is in flight."""
-    here = {each.name for each in groups.field.model._meta.local_concrete_fields}
-    times = (processor.lease.field if processor.lease else None, processor.claimed_at)
-    return next((name for name in times if name in here), None)

@@ -9,32 +9,40 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import DateTimeField, F, IntegerField, Model, Q, QuerySet, TextField, Value
 from django.db.models.functions import Substr
 from django.db.models.query import EmptyQuerySet
 
+from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, How, Moment, document_of
+from dcl_processor.insights.held import held
+from dcl_processor.operator import actions
 from dcl_processor.operator.backlog import question_of
-from dcl_processor.operator.states import NotRecordedError, default_age, given_up, has_attempts_left
-from dcl_processor.options.kinds import rules_of
+from dcl_processor.operator.states import (
+    NotRecordedError,
+    default_age,
+    given_up,
+    has_attempts_left,
+    is_given_up,
+    is_pending,
+)
+from dcl_processor.options.kinds import Delivery
+from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
-from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import masked, printable, shown
-from dcl_processor.report.values import as_timedelta
-
-from .answer import Answer, How
+from dcl_processor.report.values import as_timedelta, constants_of
 
 __all__ = ["NotRecordedError", "question_of"]
 
 #: The states that rows are counted, shown and filtered by.
-STATES = ("pending", "due", "later", "in_progress", "in_doubt", "given_up")
+STATES = ("pending", "due", "held", "later", "in_progress", "in_doubt", "given_up")
+
+#: Why a row is in doubt that has a claim's mark, and no lease.
+UNLEASED = "it has the mark of a claim and no lease: a worker of another kind has left it"
 
 
 def in_state(
-    name: str,
-    processor: BatchProcessor[Any],
-    question: Question[Any],
-    doubt_after: float | None = None,
+    name: str, processor: Definition[Any], question: Question[Any], doubt_after: float | None = None
 ) -> QuerySet[Any, Any]:
     """Return the rows that are in one of ``STATES``: none, without a query, if none can be.
 
@@ -43,15 +51,19 @@ def in_state(
     """
     # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
     after = max(default_age(processor), doubt_after or 0.0)
+    pending = question.queryset
     match name:
         case "pending":
-            return question.queryset
+            return pending
         case "due":  # what a run would try now, if no session has it locked
-            return question.queryset.filter(processor._due(question.model) or Q())
+            return pending.filter(processor._due(question.model) or Q(), ~held(processor, question))
+        case "held":
+            due = processor._due(question.model) or Q()
+            return pending.filter(due, held(processor, question))
         case "later":
             at = processor.retry.next_attempt_at if processor.retry else None
-            later = question.queryset.none()
-            return later if at is None else question.queryset.filter(**{f"{at}__gt": DatabaseNow()})
+            none = pending.none()
+            return none if at is None else pending.filter(**{f"{at}__gt": DatabaseNow()})
         case "in_progress":
             return _in_progress(processor, question, after)
         case "in_doubt":
@@ -61,7 +73,7 @@ def in_state(
 
 
 def chosen(
-    processor: BatchProcessor[Any],
+    processor: Definition[Any],
     question: Question[Any],
     *,
     keys: Collection[Any] | None,
@@ -76,41 +88,150 @@ def chosen(
     if keys is not None:
         return question.table.filter(pk__in=keys)
     if in_doubt is not None:
-        after = max(default_age(processor), in_doubt)
-        return processor.in_doubt(older_than=after).using(question.using)
-    found = in_state("given_up", processor, question)
-    return found if kind is None else _of_kind(processor, found, kind)
+        age = max(default_age(processor), in_doubt)
+        if processor.lease is not None:
+            return in_state("in_doubt", processor, question, age)
+        return actions.in_doubt(processor, age).using(question.using)
+    return of_kind(processor, given_up(processor, question), kind)
 
 
-def waiting(processor: BatchProcessor[Any], question: Question[Any]) -> QuerySet[Any, Any]:
+def waiting(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
     """Return the pending rows, but not those that show that they have no attempts left."""
     return question.queryset.filter(has_attempts_left(processor, question) or Q())
 
 
 def _in_progress(
-    processor: BatchProcessor[Any], question: Question[Any], doubt_after: float
+    processor: Definition[Any], question: Question[Any], doubt_after: float
 ) -> QuerySet[Any, Any]:
     """Return the rows that have a lease, or a claim that is not in doubt yet."""
-    if processor.lease is not None:
-        return processor.in_progress().using(question.using)
-    if processor.claim is not None and processor.claimed_at is not None:
-        young = {f"{processor.claimed_at}__gt": DatabaseNow() - as_timedelta(doubt_after)}
-        return processor.in_progress().using(question.using).filter(**young)
-    if rules_of(processor).in_transaction:
-        delivery = str(processor.delivery).upper()
-        raise NotRecordedError(f"a {delivery} worker only locks its row")
-    raise NotRecordedError("set claim=… and claimed_at=…")
+    if processor.is_transactional:
+        raise NotRecordedError("a TRANSACTIONAL worker only locks its row")
+    at = _claimed_at(processor)
+    found = actions.in_progress(processor).using(question.using)
+    young = {f"{at}__gt": DatabaseNow() - as_timedelta(doubt_after)}
+    return found if processor.lease is not None else found.filter(**young)
 
 
 def _in_doubt(
-    processor: BatchProcessor[Any], question: Question[Any], doubt_after: float
+    processor: Definition[Any], question: Question[Any], doubt_after: float
 ) -> QuerySet[Any, Any]:
     """Return the rows whose claim is older than ``doubt_after`` seconds, and was never settled."""
-    if processor.lease is not None or not rules_of(processor).marked_by:
+    if processor.lease is not None:
+        return _unleased(processor, question)
+    if processor.delivery != Delivery.AT_MOST_ONCE:
         return question.table.none()
-    if processor.claim is None or processor.claimed_at is None:
+    _claimed_at(processor)
+    return actions.in_doubt(processor, doubt_after).using(question.using)
+
+
+def _claimed_at(processor: Definition[Any]) -> str | None:
+    if processor.lease is None and (processor.claim is None or processor.claimed_at is None):
         raise NotRecordedError("set claim=… and claimed_at=…")
-    return processor.in_doubt(older_than=doubt_after).using(question.using)
+    return processor.claimed_at
+
+
+def _unleased(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
+    """Return the rows with a claim's mark that no lease is for, and that no worker would take."""
+    mark, done = constants_of(processor.claim or {}), processor.done or {}
+    if processor.lease is None or not mark or not processor._has_fixed_flip:
+        return question.table.none()
+    found = question.table.filter(**mark, **{f"{processor.lease.field}__isnull": True})
+    if not mark.keys() & done.keys():  # a settled row may still contain the mark
+        if not constants_of(done):
+            return question.table.none()
+        found = found.exclude(**constants_of(done))
+    return found.exclude(is_pending(question) | is_given_up(processor, question))
+
+
+# --- the rows of a state, in pages
+
+#: What a table of rows has.
+COLUMNS = ("key", "since", "attempts", "error", "remark")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A row. ``since``: when it was claimed, is tried again, or has begun to wait."""
+
+    pk: Any
+    since: Moment | None
+    attempts: int | None
+    error: str
+    remark: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the row as an operator types it."""
+        return key_text(self.pk)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for JSON, and for a line of a table."""
+        since, seconds = (None, None) if self.since is None else (self.since, self.since.seconds)
+        known = {"key": self.key, "since": document_of(since), "seconds": seconds}
+        return {**known, "attempts": self.attempts, "error": self.error, "remark": self.remark}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows by their primary keys; ``after``: where the next page begins; ``None``: nowhere."""
+
+    rows: tuple[Listed, ...]
+    after: Any = None
+
+
+def listed(
+    processor: Definition[Any],
+    state: str,
+    *,
+    using: str | None = None,
+    seconds: float = TIMEOUT,
+    doubt_after: float | None = None,
+    kind: str | None = None,
+    after: Any = None,
+    size: int = 500,
+) -> Answer[Page]:
+    """Return a page of the rows in one of ``STATES``; raises no error.
+
+    ``kind``: only those whose last error is of this class; ``after``: that of the page before.
+    """
+
+    def page(question: Question[Any]) -> Answer[Page]:
+        found = in_state(state, processor, question, doubt_after).using(question.using)
+        if isinstance(found, EmptyQuerySet):
+            return Answer(Page(()))
+        found = of_kind(processor, found, kind).order_by("pk")
+        found = found if after is None else found.filter(pk__gt=after)
+        read = list(_shown(processor, state, found)[:size])
+        is_unleased = state == "in_doubt" and processor.lease is not None
+        remark = UNLEASED if is_unleased else ""
+        # A filter over a to-many relation gives a row once per match.
+        rows = {
+            pk: Listed(pk, Moment.of(at, now), attempts, shown(error or "", LONGEST_TEXT), remark)
+            for pk, at, now, attempts, error in read
+        }
+        return Answer(Page(tuple(rows.values()), read[-1][0] if len(read) == size else None))
+
+    return Asker(processor, using, seconds).ask(page)
+
+
+def _shown(processor: Definition[Any], state: str, found: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
+    retry, since = processor.retry, processor.pending_since
+    if state in ("in_progress", "in_doubt"):
+        since = processor.claimed_at
+    elif state == "later":
+        since = retry and retry.next_attempt_at
+    columns: dict[str, Any] = {
+        "dcl_since": F(since) if isinstance(since, str) else since,
+        "dcl_now": DatabaseNow(),
+        "dcl_attempts": retry and F(retry.attempts),
+        "dcl_error": retry and retry.last_error and Substr(retry.last_error, 1, LONGEST_TEXT),
+    }
+    kinds = (DateTimeField(), DateTimeField(), IntegerField(), TextField())
+    known = {
+        name: Value(None, output_field=kind) if column is None else column
+        for (name, column), kind in zip(columns.items(), kinds, strict=True)
+    }
+    return found.annotate(**known).values_list("pk", *known)
 
 
 # --- primary keys as operators write and read them; the columns of a composite one have commas
@@ -191,7 +312,7 @@ class FailureGroup:
 
 
 def by_kind(
-    processor: BatchProcessor[Any], found: QuerySet[Any, Any], *, most: int
+    processor: Definition[Any], found: QuerySet[Any, Any], *, most: int
 ) -> Answer[tuple[FailureGroup, ...]]:
     """Return the rows by the class of their last error; ``most``: rows that are read."""
     if isinstance(found, EmptyQuerySet):
@@ -218,10 +339,12 @@ def kind_of(text: str) -> str:
     return printable(masked(text).partition(":")[0])[:LONGEST_KIND]
 
 
-def _of_kind(
-    processor: BatchProcessor[Any], found: QuerySet[Any, Any], kind: str
+def of_kind(
+    processor: Definition[Any], found: QuerySet[Any, Any], kind: str | None
 ) -> QuerySet[Any, Any]:
-    """Return those of the rows whose last error is of this class."""
+    """Return those of the rows whose last error is of this class; ``None``: of any."""
+    if kind is None:
+        return found
     column = error_column(processor)
     if not kind:
         return found.filter(Q(**{column: ""}) | Q(**{f"{column}__isnull": True}))
@@ -230,7 +353,7 @@ def _of_kind(
     return found.filter(Q(**{f"{column}__startswith": f"{kind}:"}) | Q(**{column: kind}))
 
 
-def error_column(processor: BatchProcessor[Any]) -> str:
+def error_column(processor: Definition[Any]) -> str:
     """Return the column of the last error; without one, no rows would look like good news."""
     column = processor.retry.last_error if processor.retry else None
     if column is None:

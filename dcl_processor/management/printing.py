@@ -207,36 +207,23 @@ def explanation(found: Explanation) -> Iterator[str]:
     from dcl_processor.insights import pending_index  # not for other actions
 
     yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
-    if found.read is not None:
+    if found.read:
         yield from _part("The lock-free read:", found.read)
-    if found.plan is not None:
-        yield from _part("The plan of the lock-free read:", *found.plan.lines)
+        yield from _part("The plan of the lock-free read:", *found.plan)
     yield f"\n{escaped(found.verdict)}"
-    label = found.index_model._meta.label
-    if found.index is not None and found.is_declared:
-        yield (
-            f"\nThe Meta.indexes of {label} have one that would serve it. It is not migrated, the "
-            "table is too small for it, or the statistics are old (ANALYZE)."
-        )
-    elif found.index is not None:
-        yield f"\nThis index would serve it. Add it to the Meta.indexes of {label}:"
-        yield "\n" + indent("\n".join(pending_index.imports(found.index)), "    ")
-        yield "\n" + indent(f"{pending_index.source(found.index)},", "    ")
-        yield (
-            "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
-            "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
-            "does not block writes."
-        )
-    further = (
-        (found.in_flight_index, label, "The rows of a key that are in progress"),
-        (found.age_index, found.model._meta.label, "The age of the oldest pending row"),
+    if not found.indexes:
+        return
+    imports = {line for index in found.indexes for line in pending_index.imports(index)}
+    yield from _part(
+        f"To be added to the Meta.indexes of {found.model._meta.label}:", *sorted(imports)
     )
-    for index, of, what in further:
-        if index is not None:
-            yield f"\n{what}: found by this index, to be among the Meta.indexes of {of}, too:"
-            yield "\n" + indent(f"{pending_index.source(index)},", "    ")
-    for remark in found.remarks:
-        yield f"\n{remark}"
+    for index in found.indexes:
+        yield "\n" + indent(f"{pending_index.source(index)},", "    ")
+    yield (
+        "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
+        "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
+        "does not block writes."
+    )
 
 
 def _part(title: str, *texts: str) -> Iterator[str]:

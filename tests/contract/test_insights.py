@@ -16,7 +16,7 @@ from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Level, Moment
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.status import NUMBERS, status
+from dcl_processor.insights.status import ASKED, status
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected, time_limits
 from tests.contract.support.temporary import temporary
@@ -31,7 +31,7 @@ def ago(**duration: float) -> datetime:
 
 def ask(run: BatchProcessor[Any], **options: Any) -> dict[str, Any]:
     """Return the answers about the rows, without that of the ledger."""
-    return dict(status(run, **{"only": [*NUMBERS], **options}).answers)
+    return dict(status(run, **{"only": [*ASKED], **options}).answers)
 
 
 def answers(run: BatchProcessor[Any], **options: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ NOTHING = {
 
 def test_a_status_without_rows_has_exact_zeros() -> None:
     run = the.at_least_once(the.ignore, retry=the.retry(), pending_since="claimed_at")
-    found = status(run, only=[*NUMBERS])
+    found = status(run, only=[*ASKED])
     assert answers(run) == NOTHING
     assert {answer.how for name, answer in found.answers.items() if name != "locked"} == {How.EXACT}
     assert (found.name, found.delivery, found.using) == (run.name, "at_least_once", "default")

@@ -1,0 +1,54 @@
+"""How fast rows leave a backlog, and when it is empty: a rate of the ledger, or of two looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.pending import steady as time
+
+#: Seconds between two looks that give a rate.
+SHORTEST, LONGEST = 0.5, 600.0
+
+#: The looks of this process at a processor on a database: when, and how many rows were pending.
+_looks: dict[tuple[str, str | None], list[tuple[float, int]]] = {}
+
+
+def pace(
+    name: str, using: str | None, pending: Answer[int], recorded: float | None
+) -> tuple[Answer[float], Answer[float]]:
+    """Return the rows a second, and the seconds until none of the pending rows is left.
+
+    ``recorded``: the rate that the ledger has; without one, that of this process's last two looks.
+    """
+    if pending.value is None:
+        return Answer.unknown(pending.why), Answer.unknown(pending.why)
+    rate = recorded
+    if pending.how is How.EXACT:
+        looked = _rate_of_looks(name, using, pending.value)
+        rate = looked if rate is None else rate
+    found = Answer(rate) if rate is not None else _unrecorded()
+    if not pending.value:
+        return found, Answer(0.0)
+    if rate is None or rate <= 0:
+        return found, _unrecorded() if rate is None else Answer.not_recorded(
+            "no rows leave pending"
+        )
+    return found, Answer(round(pending.value / rate, 1), pending.how)
+
+
+def _unrecorded() -> Answer[Any]:
+    return Answer.not_recorded("known with dcl_processor.ledger, or from a second look on")
+
+
+def _rate_of_looks(name: str, using: str | None, number: int) -> float | None:
+    """Note a look; return by how many rows a second the backlog has shrunk since the one before."""
+    now = time.monotonic()
+    looks = _looks.setdefault((name, using), [])
+    if not looks or now - looks[-1][0] >= SHORTEST:
+        looks.append((now, number))
+    del looks[:-2]
+    if len(looks) < 2 or now - looks[0][0] > LONGEST:
+        return None
+    (first, before), (last, after) = looks
+    return (before - after) / (last - first)
