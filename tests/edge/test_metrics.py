@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
-import sys
-import threading
 import time
-import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +16,25 @@ import pytest
 import yaml
 from django.db import connection
 from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 import dcl_processor.contrib
-from dcl_processor import metrics, observers, registry
+from dcl_processor import Retry, Snooze
 from dcl_processor.contrib import prometheus
-from dcl_processor.contrib.prometheus import exposition
-from dcl_processor.contrib.prometheus.exposition import Counts
-from dcl_processor.management import metering
-from dcl_processor.metrics import Samples, sent
-from dcl_processor.processes import pool
-from dcl_processor.processes.graceful_stop import Stop
-from tests.edge.manage import CHECKOUT, Install, Manage, python, started
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.status import Status
+from dcl_processor.operator import registry
+from dcl_processor.report import observer
+from dcl_processor.report.observer import RunEvent, observers_installed
+from dcl_processor.report.report import Report
+from tests.contract.support import errands as the
+from tests.edge.manage import CHECKOUT, Install, python
 from tests.edge.watchers import parcels
-from tests.models import Parcel
-from tests.waiting import PATIENCE, until, wait
+from tests.models import Errand
 from tests.warehouse.processors import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,31 +43,12 @@ MONITORING = Path(dcl_processor.contrib.__path__[0]) / "monitoring"
 DOWN = "postgres://nothing@127.0.0.1:1/none"
 
 
-def full(name: str = "shop.a", success: float = 1_700_000_000.0) -> Samples:
-    """Return samples in which each metric has a value."""
-    own = Counts([name])
-    for _ in range(5):
-        own.row_ended(name, "processed", is_retried=False)
-    for outcome in ("failed", "discarded", "snoozed", "lease_lost"):
-        own.row_ended(name, outcome, is_retried=outcome == "failed")
-    for each in (0.0005, 0.3, 7.0, 1_000_000.0):
-        own.unlocked(name, each)
-        own.claimed(name, [each])
-        own._handler.labels(name).observe(each)
-    own._success.labels(name).set(success)
-    return own.samples()
+Labels = tuple[tuple[str, str], ...]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+def samples(text: str) -> dict[str, dict[Labels, float]]:
     """Return the values of an exposition, by the sample's name and its labels."""
-    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    found: dict[str, dict[Labels, float]] = {}
     for metric in text_string_to_metric_families(text):
         for sample in metric.samples:
             labels = tuple(sorted(sample.labels.items()))
@@ -88,109 +68,75 @@ def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
 # --- counting
 
 
-def processed(found: Samples, name: str) -> float:
-    return found.get((f"{metrics.ROWS}_total", (("outcome", "processed"), ("processor", name))), 0)
+@pytest.fixture
+def counted() -> Iterator[Callable[[], dict[str, dict[Labels, float]]]]:
+    """Count what runs do, and yield what returns the samples."""
+    own = CollectorRegistry()
+    counts = prometheus.Counts(own)
+    observers_installed.append(look_on := lambda _: counts)
+    yield lambda: samples(generate_latest(own).decode())
+    observers_installed.remove(look_on)
 
 
-def test_what_workers_send_is_added_up() -> None:
-    later = 1_800_000_000.0
-    counts = Counts()
-    for each in (full(), full("shop.b"), full(success=later)):
-        counts.add(each)
-    twice = {
-        key: value if value == later else 2 * value for key, value in full(success=later).items()
-    }
-    assert counts.samples() == {**twice, **full("shop.b")}
+Counted = Callable[[], dict[str, dict[Labels, float]]]
 
 
-def test_a_value_at_a_bound_is_in_its_bucket() -> None:
-    counts = Counts()
-    for each in (0.5, 1.0, 1.5):
-        counts.unlocked("shop.a", each)
-    below = (("le", "1.0"), ("processor", "shop.a"))
-    assert counts.samples()[f"{exposition.LOCK}_bucket", below] == 2
+def test_outcomes_retries_and_lost_leases_are_counted(counted: Counted) -> None:
+    the.errands(4)
+
+    def handle(row: Errand) -> None:
+        match row.place:
+            case 0:
+                raise ValueError
+            case 1:
+                raise Snooze(delay=60)
+            case 2:
+                Errand.objects.filter(pk=row.pk).update(leased_until=None)
+
+    retry = Retry(3, backoff=60, jitter=0)
+    the.at_least_once(handle, name="shop.outcomes", retry=retry).run()
+    found, own = counted(), (("processor", "shop.outcomes"),)
+    rows = {dict(each)["outcome"]: n for each, n in found["dcl_processor_rows_total"].items()}
+    assert rows == {"processed": 1, "failed": 1, "snoozed": 1, "discarded": 0}
+    assert found["dcl_processor_retries_total"][own] == 1
+    assert found["dcl_processor_lost_leases_total"][own] == 1
+    assert found["dcl_processor_handler_duration_seconds_count"][own] == 3
+    # The row that failed is to be tried again.
+    assert own in found["dcl_processor_last_success_timestamp_seconds"]
 
 
-def test_counts_are_sent_at_most_once_a_second_and_at_the_end() -> None:
-    messages: list[Samples] = []
-    began = time.monotonic()
-    with sent(messages.append, Counts()):
-        for _ in range(50):
-            observers.tell("row_ended", "shop.a", "processed", is_retried=False)
-    assert sum(processed(each, "shop.a") for each in messages) == 50
-    assert len(messages) <= 2 + (time.monotonic() - began)
-    assert observers.active == ()
+def test_the_age_of_a_row_is_measured_when_its_handler_is_called(counted: Counted) -> None:
+    the.errands(1, claimed_at=timezone.now() - timedelta(minutes=5))
+    the.errands(1, claimed_at=None)
+    the.transactional(the.ignore, name="shop.age", pending_since="claimed_at").run()
+    found, own = counted(), (("processor", "shop.age"),)
+    assert found["dcl_processor_age_at_start_seconds_count"][own] == 1
+    assert 299.0 < found["dcl_processor_age_at_start_seconds_sum"][own] < 330.0
 
 
-def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_run_in_which_a_row_fails_for_good_is_no_success(counted: Counted) -> None:
+    the.errands(1)
+    the.transactional(the.raising(ValueError()), name="shop.bad").run()
+    found = counted()
+    assert found["dcl_processor_rows_total"][("outcome", "failed"), ("processor", "shop.bad")] == 1
+    assert "dcl_processor_last_success_timestamp_seconds" not in found
+
+
+def test_metrics_cost_no_statement(
+    counted: Counted, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else happens in its process for as long as a watch waits."""
-    monkeypatch.setattr(metrics, "INTERVAL", 0.01)
-    arrived = threading.Event()
-    messages: list[Samples] = []
+    def statements() -> int:
+        Errand.objects.all().delete()
+        the.errands(10)
+        with CaptureQueriesContext(connection) as sent:
+            assert processor.run().processed == 10
+        return len(sent)
 
-    def send(new: Samples) -> None:
-        messages.append(new)
-        arrived.set()
-
-    with sent(send, Counts()):
-        observers.tell("row_ended", "shop.a", "processed", is_retried=False)
-        wait(arrived)
-    assert [processed(each, "shop.a") for each in messages] == [1]
-
-
-def test_the_workers_of_a_command_are_counted_by_their_parent(installed: None) -> None:
-    parcels(*[""] * 5, "broken")
-    counts = Counts()
-    pool.run(deliver, workers=2, stop=Stop(), on_counts=counts.add)
-    found = counts.samples()
-    assert processed(found, deliver.name) == 5
-    names = {name for name, _ in found}
-    assert f"{exposition.HANDLER}_count" in names
-
-
-# --- the port
-
-
-def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
-        text: str = answer.read().decode()
-        return text
-
-
-def is_served(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def test_a_watch_serves_the_counts_of_its_copies(installed: None) -> None:
-    parcels(*[""] * 4)
-    port = free_port()
-    watch = ("run", "warehouse.deliver", "--watch", "0.1", "--workers", "2")
-    with started(*watch, "--metrics-port", str(port)) as process:
-        until(lambda: is_served(port), "the port")
-        until(lambda: rows(scrape(port)) == {"processed": 4}, "the counts")
-        success = "dcl_processor_last_success_timestamp_seconds"
-        until(lambda: success in samples(scrape(port)), "the success")
-        process.terminate()
-        assert process.wait(PATIENCE) == 0
-
-
-def test_a_port_that_is_taken_is_refused(manage: Manage) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = manage("run", "warehouse.deliver", "--metrics-port", str(port))
-    assert done.code == 2
-    assert f"got 127.0.0.1:{port}" in done.err
-
-
-def test_an_address_may_come_before_the_port() -> None:
-    assert metering.address("9102") == ("127.0.0.1", 9102)
-    assert metering.address("0.0.0.0:9102") == ("0.0.0.0", 9102)  # noqa: S104  # not bound
-    assert metering.address("[::]:9102") == ("::", 9102)
+    processor = the.transactional(the.ignore, pending_since="claimed_at")
+    statements()
+    with_metrics = statements()
+    monkeypatch.setattr(observer, "observers_installed", [])
+    assert statements() == with_metrics
 
 
 # --- several processes of another program
@@ -199,6 +145,8 @@ WORKER = """
 import django
 django.setup()
 from dcl_processor.contrib import prometheus
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.status import Status
 from tests.warehouse.processors import deliver
 prometheus.register()
 prometheus.register()
@@ -221,23 +169,6 @@ def test_the_multi_process_mode_of_the_client_works(tmp_path: Path, installed: N
     [success] = found["dcl_processor_last_success_timestamp_seconds"].items()
     assert success[0] == (("processor", "warehouse.deliver"),)  # and not of each process
     assert time.time() - 60 < success[1] <= time.time()
-
-
-def test_a_program_adds_the_metrics_to_its_registry(
-    monkeypatch: pytest.MonkeyPatch, installed: None
-) -> None:
-    monkeypatch.setattr(prometheus, "_registered", None)
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    own_registry = CollectorRegistry()
-    prometheus.register(own_registry)
-    prometheus.register(own_registry)
-    try:
-        parcels("")
-        deliver.run()
-        assert rows(generate_latest(own_registry).decode()) == {"processed": 1}
-    finally:
-        assert prometheus._registered is not None
-        observers.remove(prometheus._registered)
 
 
 # --- the database
@@ -302,8 +233,6 @@ def test_a_gauge_that_could_not_be_read_is_absent() -> None:
 
 
 def test_more_rows_than_are_counted_are_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dcl_processor.insights.answer import Answer, How
-
     assert prometheus._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
     assert prometheus._value(Answer(10_000)) == 10_000.0
     assert prometheus._value(Answer.unknown("why")) is None
@@ -342,22 +271,13 @@ def test_the_view_answers_in_the_format_that_is_asked_for(
     assert connection.in_atomic_block is False
 
 
-def test_without_the_client_the_command_says_what_is_missing(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    done = manage("run", "warehouse.deliver", "--metrics-port", "9102")
-    assert done.code == 2
-    assert "install dcl-processor[prometheus]" in done.err
-
-
 def test_a_run_without_the_options_imports_no_metrics_answers_ledger_or_page() -> None:
     code = (
         "import sys, django; django.setup()\n"
         "from django.core.management import call_command\n"
         "call_command('processors', 'run', 'warehouse.deliver')\n"
         "print(*[each for each in sys.modules if each.startswith(('celery', 'prometheus_client', "
-        "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib', "
+        "'opentelemetry', 'dcl_processor.contrib', "
         "'dcl_processor.insights', 'dcl_processor.ledger', 'dcl_processor.admin_page'))])"
     )
     done = python("-c", code)
@@ -371,20 +291,26 @@ QUERY = re.compile(r"dcl_processor_\w+")
 
 def exposed() -> dict[str, set[str]]:
     """Return the samples of all metrics with the names of their labels."""
-    metrics = [*exposition.families(full()), *every_gauge()]
     found: dict[str, set[str]] = {}
-    for metric in metrics:
+    for metric in [*families(), *every_gauge()]:
         for sample in metric.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
 
-def every_gauge() -> Iterator[Any]:
-    from dcl_processor.insights.answer import Answer
-    from dcl_processor.insights.status import Status
+def families() -> list[Any]:
+    """Return the metrics of runs, each with a value."""
+    own = CollectorRegistry()
+    counts = prometheus.Counts(own)
+    processor, report = the.transactional(the.ignore, name="shop.a"), Report(name="shop.a")
+    counts.run(RunEvent("started", processor, "1", "default"))
+    counts.run(RunEvent("ended", processor, "1", "default", report=report))
+    return [*own.collect()]
 
+
+def every_gauge() -> list[Any]:
     answers = {name: Answer(1) for name in prometheus.GAUGES}
-    return prometheus.gauges([Status("shop.a", "transactional", "default", answers)])
+    return [*prometheus.gauges([Status("shop.a", "transactional", "default", answers)])]
 
 
 def expressions() -> Iterable[str]:
@@ -424,7 +350,7 @@ def test_each_metric_and_label_of_the_dashboard_and_the_alerts_is_exposed() -> N
 
 def test_each_alert_is_complete_and_on_the_page(tmp_path: Path) -> None:
     found = alerts()
-    assert len({rule["alert"] for rule in found}) == len(found) == 10
+    assert len({rule["alert"] for rule in found}) == len(found) == 9
     page = (CHECKOUT / "docs/howto/monitoring.md").read_text()
     for rule in found:
         assert f"| `{rule['alert']}` |" in page
@@ -442,21 +368,9 @@ def test_each_alert_is_complete_and_on_the_page(tmp_path: Path) -> None:
 
 def test_each_metric_is_on_the_dashboard() -> None:
     shown = {name for each in expressions() for name in QUERY.findall(each)}
-    families = {metric.name for metric in exposition.families({})} | {
-        *(name for name, _ in prometheus.GAUGES.values()),
-        prometheus.UNKNOWN,
-    }
-    assert families == {re.sub(r"_(total|bucket|sum)$", "", name) for name in shown}
+    metrics = {metric.name for metric in [*families(), *every_gauge()]}
+    assert metrics == {re.sub(r"_(total|bucket|sum)$", "", name) for name in shown}
 
 
 def test_no_label_has_a_key_a_host_or_a_message() -> None:
     assert set.union(*exposed().values()) == {"processor", "outcome", "le"}
-
-
-def test_a_host_that_cannot_be_is_a_mistake_in_the_command_line(manage: Manage) -> None:
-    parcels("")
-    done = manage("run", "warehouse.deliver", "--metrics-port", "a..b:9100")
-    assert done.code == 2
-    assert "--metrics-port" in done.err
-    assert "Traceback" not in done.err
-    assert Parcel.objects.filter(sent=False).count() == 1

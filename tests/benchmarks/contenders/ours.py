@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from django.db.models import F
 from django.test import override_settings
 
 from dcl_processor import Delivery, Lease, batch_processor
+from dcl_processor.report.observer import observers_installed
 from tests.benchmarks import handling
 from tests.benchmarks.contenders import FAILING, Drained
 from tests.benchmarks.rows import fill as prepare
@@ -94,8 +97,36 @@ def left_failing() -> int:
 
 def drain_watched(workers: int) -> Drained:
     """Note all that can be noted of each run and row: the ledger, metrics and traces."""
-    from dcl_processor.contrib.prometheus.exposition import Counts
-    from tests.contract.support.onlookers import exporting, looking_on
+    from prometheus_client import CollectorRegistry
 
-    with override_settings(DCL_PROCESSOR_LEDGER=True), looking_on(Counts()), exporting():
-        return drain(workers, delivery="transactional", batch_size=1)
+    from dcl_processor.contrib.prometheus import Counts
+
+    counts = Counts(CollectorRegistry())
+    observers_installed.append(look_on := lambda _: counts)
+    try:
+        with override_settings(DCL_PROCESSOR_LEDGER=True), exporting():
+            return drain(workers, delivery="transactional", batch_size=1)
+    finally:
+        observers_installed.remove(look_on)
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Make spans and metrics, as a project does, and send them nowhere."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+    from dcl_processor.contrib import otel
+
+    with Path(os.devnull).open("w") as nowhere:
+        tracers, meters = TracerProvider(), MeterProvider([InMemoryMetricReader()])
+        tracers.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=nowhere)))
+        otel.instrument(tracer_provider=tracers, meter_provider=meters)
+        try:
+            yield
+        finally:
+            otel.uninstrument()
+            tracers.shutdown()
+            meters.shutdown()

@@ -1,0 +1,206 @@
+"""Metrics for Prometheus, by its client, which the extra ``prometheus`` installs.
+
+``register()`` counts what the runs in this process do; ``gauges_view()`` answers with what only the
+database knows. The names and labels are in the documentation, and in the dashboard and the alert
+rules of the folder ``monitoring``. A label never has a primary key, a host or a message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.status import Status, status
+from dcl_processor.pending import steady as time
+from dcl_processor.operator.registry import processors
+from dcl_processor.report.observer import RowEvent, RunEvent, observers_installed
+from dcl_processor.report.report import TRIED, Report
+
+__all__ = ["gauges_view", "register"]
+
+#: Upper bounds of durations, in seconds. Libraries' defaults end at 10 s; handlers take minutes.
+DURATIONS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+
+#: Upper bounds of the age of a row, in seconds: a second to a week.
+AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0, 604_800.0)
+
+_registered: Counts | None = None
+
+
+def register(registry: CollectorRegistry | None = None) -> None:
+    """Add the metrics of the runs in this process to a registry; a further call does nothing.
+
+    ``registry``: the client's global one by default. In the client's multi-process mode, so if the
+    variable ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics are written to its files.
+    """
+    global _registered  # noqa: PLW0603  # one per process, as the client's registry is
+    if _registered is None:
+        _registered = counts = Counts(REGISTRY if registry is None else registry)
+        observers_installed.append(lambda _: counts)
+
+
+class Counts:
+    """The observer that counts, with the client's own metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        one: Any = {"labelnames": ["processor"], "registry": registry}
+        two: Any = {**one, "labelnames": ["processor", "outcome"]}
+        self._rows = Counter("dcl_processor_rows", "Rows that have an outcome, by outcome.", **two)
+        self._retries = Counter(
+            "dcl_processor_retries", "Failed rows that are to be tried again.", **one
+        )
+        self._lost = Counter(
+            "dcl_processor_lost_leases",
+            "Rows that another worker had taken over at their settlement.",
+            **one,
+        )
+        self._handler = Histogram(
+            "dcl_processor_handler_duration_seconds",
+            "Seconds that the call of a row's handler took.",
+            buckets=DURATIONS,
+            **one,
+        )
+        self._age = Histogram(
+            "dcl_processor_age_at_start_seconds",
+            "Seconds for which a row was pending when its handler was called.",
+            buckets=AGES,
+            **one,
+        )
+        # Of all processes, the dead ones included: it is not a state of theirs.
+        self._success = Gauge(
+            "dcl_processor_last_success_timestamp_seconds",
+            "When a run last ended in which no row failed for good.",
+            multiprocess_mode="max",
+            **one,
+        )
+
+    def run(self, event: RunEvent) -> None:
+        name = event.processor.name
+        if event.kind == "started":
+            # 0 from the beginning, because the first increase of a new series is not seen.
+            for outcome in TRIED:
+                self._rows.labels(name, outcome)
+            for each in (self._retries, self._lost, self._handler, self._age):
+                each.labels(name)
+        elif event.error is None and event.report is not None and succeeded(event.report):
+            self._success.labels(name).set_to_current_time()
+
+    def row(self, event: RowEvent) -> None:
+        name = event.processor.name
+        if event.kind == "started":
+            if event.since is not None:
+                age = (timezone.now() - event.since).total_seconds()
+                self._age.labels(name).observe(max(age, 0.0))
+            return
+        if event.outcome in TRIED:
+            self._rows.labels(name, event.outcome).inc()
+        else:
+            self._lost.labels(name).inc()
+        if event.is_retried:
+            self._retries.labels(name).inc()
+        if event.duration is not None:
+            self._handler.labels(name).observe(event.duration)
+
+
+def succeeded(report: Report) -> bool:
+    """Return whether a run succeeded: it could start rows, and no row failed for good."""
+    # Any other end is too many failures, or a gate's.
+    is_free = report.stopped in {"drained", "limit", "timeout", "signal"}
+    return is_free and report.error is None and report.failed == report.to_retry
+
+
+# --- the metrics that only the database knows: what waits, since when, and what is stuck
+
+
+#: Seconds for which what was read from the database is served again.
+FRESH_FOR = 15.0
+
+#: The answers about the database that are exposed: the name of the gauge, and what it means.
+GAUGES = {
+    "pending": ("dcl_processor_pending_rows", "Pending rows; 10001 means more than 10000."),
+    "oldest": (
+        "dcl_processor_oldest_pending_age_seconds",
+        "Seconds for which the oldest pending row has been pending; 0 if none is.",
+    ),
+    "in_doubt": ("dcl_processor_in_doubt_rows", "Rows whose claim is old and was never settled."),
+    "given_up": ("dcl_processor_given_up_rows", "Rows that failed for good, or were discarded."),
+    "paused": ("dcl_processor_paused_seconds", "Seconds of the pause; 0 without one."),
+}
+UNKNOWN = "dcl_processor_unknown_gauges"
+UNKNOWN_HELP = "Gauges that are absent because the database did not answer in time."
+
+
+class Gauges(Collector):
+    """Exposes what the database knows; reads it again when it is older than ``FRESH_FOR``.
+
+    A gauge whose question was not answered is absent, because 0 would be taken for the answer.
+    """
+
+    def __init__(self, processors: Callable[[], Iterable[Any]]) -> None:
+        self._processors = processors
+        self._lock = threading.Lock()
+        self._read_at = -FRESH_FOR
+        self._metrics: list[Metric] = []
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics; scrapes that come at once wait for one reading."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= FRESH_FOR:
+                down: dict[str, str] = {}
+                found = [status(each, only=[*GAUGES], down=down) for each in self._processors()]
+                self._metrics = list(gauges(found))
+                # From the end of the reading, which may take long itself.
+                self._read_at = time.monotonic()
+            return list(self._metrics)
+
+
+def gauges(found: Iterable[Status]) -> Iterator[Metric]:
+    """Yield the metrics of the answers."""
+    metrics = {
+        answer: GaugeMetricFamily(name, text, labels=["processor"])
+        for answer, (name, text) in GAUGES.items()
+    }
+    unknown = GaugeMetricFamily(UNKNOWN, UNKNOWN_HELP, labels=["processor"])
+    for each in found:
+        answers = {name: each.answers[name] for name in GAUGES if name in each.answers}
+        missing = sum([answer.how is How.UNKNOWN for answer in answers.values()])
+        unknown.add_metric([each.name], missing)
+        for name, answer in answers.items():
+            if (value := _value(answer)) is not None:
+                metrics[name].add_metric([each.name], value)
+    yield from (*metrics.values(), unknown)
+
+
+def _value(answer: Answer[Any]) -> float | None:
+    if answer.how in {How.UNKNOWN, How.NOT_RECORDED}:
+        return None
+    # A time of no row is 0, and so is one to come.
+    return max(0.0, answer.least)
+
+
+_gauges = CollectorRegistry()
+_gauges.register(Gauges(lambda: processors().values()))
+
+
+@transaction.non_atomic_requests
+def gauges_view(request: HttpRequest) -> HttpResponse:
+    """Answer a scrape with what the database knows of all processors, at most 15 seconds old.
+
+    Each process of a web server reads for itself. The view checks no permission: add it to the URLs
+    behind what keeps others away from them.
+    """
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    return HttpResponse(encode(_gauges), content_type=content_type)
