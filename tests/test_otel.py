@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import pytest
 from opentelemetry import context as contexts
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from dcl_processor import Discard, Retry, Snooze, observers
+from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.contrib import otel
-from dcl_processor.signals import row_finished, row_started
+from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
 from tests.models import Errand
 
@@ -176,7 +171,6 @@ def test_metrics_have_no_primary_key_and_their_own_bounds(exported: Exported) ->
     points = exported.points()
     assert points.keys() == {
         "messaging.process.duration",
-        "dcl_processor.row.lock.duration",
         "dcl_processor.rows",
         "dcl_processor.row.retries",
     }
@@ -209,95 +203,38 @@ def test_the_error_of_a_run_is_that_of_its_span(exported: Exported) -> None:
     assert row.status.status_code is StatusCode.ERROR
 
 
-def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The SDK's own processor does not heed the time limit that it is given."""
-    go, waits = threading.Event(), threading.Event()
-
-    class Waiting(InMemorySpanExporter):
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            waits.set()
-            go.wait(30)
-            return super().export(spans)
-
-    exported.tracers.add_span_processor(BatchSpanProcessor(Waiting()))
-    monkeypatch.setattr(otel, "FLUSH_WITHIN", 1_000)
-    the.errands(1)
-    the.transactional(lambda row: None).run()
-    try:
-        observers.tell("flush")
-        assert waits.wait(30)
-        assert not go.is_set()
-    finally:
-        go.set()
-    assert "OpenTelemetry did not send what it keeps within 1 s" in caplog.text
-
-
-# --- the context after a row is the one before it
-
-
-@contextmanager
-def contexts_between_rows() -> Iterator[list[Any]]:
-    """Yield the spans that are current where no handler is: before each row, and after it."""
+@pytest.mark.usefixtures("exported")
+def test_no_span_is_current_between_rows() -> None:
+    """Also if a handler leaves one of its own, as code does that an error has kept from its end."""
+    the.errands(3)
     found: list[Any] = []
 
     def receive(**_: Any) -> None:
         found.append(trace.get_current_span())
 
-    signals = (row_started, row_finished)
-    for each in signals:
-        each.connect(receive)
-    token = contexts.attach(Context())
+    def attach_and_fail(_: Errand) -> None:
+        contexts.attach(trace.set_span_in_context(trace.get_tracer("theirs").start_span("lost")))
+        raise ValueError
+
+    row_finished.connect(receive)
     try:
-        yield found
+        the.at_least_once(attach_and_fail).run()
     finally:
-        for each in signals:
-            each.disconnect(receive)
-        found.append(trace.get_current_span())
-        contexts.detach(token)
+        row_finished.disconnect(receive)
+    assert [*found, trace.get_current_span()] == [trace.INVALID_SPAN] * 4
 
 
-def until_interrupted(_: Errand) -> None:
-    while True:
-        time.sleep(0.01)
-
-
-def attach_and_fail(_: Errand) -> None:
-    """Leave a span of its own current, as code does that an error has kept from its end."""
-    contexts.attach(trace.set_span_in_context(trace.get_tracer("theirs").start_span("lost")))
-    raise ValueError
-
-
-async def fail_later(row: Errand) -> None:
-    attach_and_fail(row)
-
-
-@pytest.mark.usefixtures("exported")
-@pytest.mark.parametrize(
-    ("handler", "concurrency"),
-    [(until_interrupted, 1), *product((the.ignore, attach_and_fail, fail_later), (1, 2))],
-)
-def test_no_span_is_current_between_rows(
-    handler: Callable[[Errand], Any], concurrency: int
-) -> None:
+def test_the_span_of_a_row_that_is_handled_again_ends(exported: Exported) -> None:
+    """The work of the others in its batch was rolled back."""
     the.errands(3)
-    limit = {"handler_timeout": 0.2} if handler is until_interrupted else {}
-    with contexts_between_rows() as found:
-        the.at_least_once(handler, **limit).run(concurrency=concurrency)
-    assert found == [trace.INVALID_SPAN] * 7
 
+    def handle(rows: list[Errand]) -> None:
+        if len(rows) > 1:
+            raise ValueError
 
-def test_after_an_interrupt_the_span_of_the_caller_is_current(exported: Exported) -> None:
-    """What the caller does next is no part of a row's trace."""
-    the.errands(1)
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt  # before the span of the row has ended
-
-    with exported.tracers.get_tracer("theirs").start_as_current_span("task"):
-        before = contexts.get_current()
-        with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-            patch.setattr(otel.Telemetry, "handler_ended", interrupt)
-            the.at_least_once(the.ignore).run()
-        assert contexts.get_current() is before
+    options: dict[str, Any] = {"process_batch": handle, "batch_size": 3, "name": "shop.again"}
+    processor = the.transactional(the.ignore, **options)
+    assert processor.run().redone == 3
+    spans = exported.named("process shop.again")
+    sizes = [(each.attributes or {}).get("messaging.batch.message_count", 1) for each in spans]
+    assert sorted(sizes) == [1, 1, 1, 3]
