@@ -82,9 +82,9 @@ def test_copies_share_what_there_is(limit: int | None) -> None:
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.django_db(transaction=True)
-def test_no_more_tasks_are_sent_than_max_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_tasks_are_sent_than_max_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of a limit that such a task had would be lost."""
-    monkeypatch.setattr(send_parcels, "max_workers", 1)
+    monkeypatch.setattr(send_parcels, "max_in_flight", 1)
     Parcel.objects.bulk_create(Parcel() for _ in range(10))
     report = run.delay("tests.send_parcels", workers=3, limit=7).get()
     assert (report["processed"], report["stopped"]) == (7, "limit")

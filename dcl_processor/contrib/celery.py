@@ -24,11 +24,11 @@ from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption, ProcessorError
 from dcl_processor.operator import backlog, registry
 from dcl_processor.operator.actions import doubts
-from dcl_processor.workers.stopping import Stop, handled_by
+from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import shown
+from dcl_processor.report.log import log
 from dcl_processor.report.values import expect_seconds, expect_whole_number, is_number, seconds
-
-logger = logging.getLogger("dcl_processor")
+from dcl_processor.workers.stopping import Stop, handled_by
 
 #: The share of its interval that a scheduled run may take, unless ``timeout`` is given.
 SHARE_OF_INTERVAL = 0.9
@@ -91,10 +91,8 @@ def run(
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
-        _check(workers, own)
-        needed = 1
-        if workers > 1:
-            needed = backlog.workers_needed(processor, workers, limit=limit, using=using)
+        _check(workers, own, is_async=processor._is_async)
+        needed = _needed(processor, workers, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
             others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
@@ -104,11 +102,12 @@ def run(
             report = processor.run(**own, stop=stop)
     except ProcessorError as error:
         # Celery logs an expected error (``throws``) at INFO only.
-        logger.error("%s", shown("; ".join([str(error), *getattr(error, "__notes__", ())])))  # noqa: TRY400  # it says it all
+        said = shown("; ".join([str(error), *getattr(error, "__notes__", ())]))
+        log(logging.ERROR, "%s", said, processor=name, using=using)
         raise
     number, sentence = doubts(processor, using)
     if number:
-        logger.warning("%s: %s", name, sentence)
+        log(logging.WARNING, "%s: %s", name, sentence, processor=name, row_count=number)
     if raise_for_failures:
         report.raise_for_failures()
     return report.as_dict()
@@ -152,7 +151,7 @@ def every(
     for option, value in parameters.items():
         if isinstance(value, timedelta):  # a message cannot carry one
             parameters[option] = seconds(value)
-    _check(workers, parameters)
+    _check(workers, parameters, is_async=True)
     kwargs = {"workers": workers, "timeout": timeout, **parameters}
     options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
     return {
@@ -190,11 +189,22 @@ class _Stop(Stop):
         return super().is_set() or bool(_shutting_down[0])
 
 
-def _check(workers: Any, given: Mapping[str, Any]) -> None:
+def _needed(
+    processor: BatchProcessor[Any], workers: int, limit: int | None, using: str | None
+) -> int:
+    """Return how many of so many tasks have a row to handle."""
+    if workers == 1:
+        return 1
+    given = (workers, limit, processor.max_in_flight)
+    most = min(each for each in given if each is not None)
+    return min(most, backlog.count(processor, using=using, most=most - 1))
+
+
+def _check(workers: Any, given: Mapping[str, Any], *, is_async: bool) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
     if (concurrency := given.get("concurrency")) is not None:
-        limits.check_concurrency(concurrency)
+        limits.check_concurrency(concurrency, is_async=is_async)
     limits.Limits(
         limit=given.get("limit"),
         timeout=given.get("timeout"),
