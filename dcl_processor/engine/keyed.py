@@ -159,7 +159,11 @@ class KeyedSource:
         counts["skipped"] += len(self._locked)
         if self._host.stopped is None:
             tried = {*self._turns.tried, *self._locked}
-            counts["held"] += scan.count(self._host.ask(), MOST_LOCKED, tried)
+            question = self._host.ask()
+            counts["held"] = scan.count(question, MOST_LOCKED, tried)
+            if counts["held"]:
+                keys = self._reads.keys_of(question.queryset.exclude(pk__in=tried))
+                self._host.counters.held_keys = keys
 
     def _look_at_absent(self) -> None:
         """Tell the rows that others have from those that are done: one read, without a lock."""

@@ -21,6 +21,9 @@ from dcl_processor.keys.limits import Mark
 #: Keys of a window, and rows that it gives in all.
 KEYS, ROWS = 200, 2_000
 
+#: Of rows that are held, how many are read, and how many of their keys are named.
+MOST_READ, MOST_NAMED = 1_000, 10
+
 _WINDOW = """
 WITH RECURSIVE walk (key) AS (
   ({first}) UNION ALL SELECT ({then}) FROM walk WHERE walk.key IS NOT NULL
@@ -54,6 +57,11 @@ class Reads:
     in_order: bool
     mark: Mark | None
     using: str
+
+    def keys_of(self, rows: QuerySet[Any]) -> list[Any]:
+        """Return the first keys of rows, as their instances have them."""
+        found = rows.order_by(self.column).values_list(self.column, flat=True)[:MOST_READ]
+        return [*dict.fromkeys(found)][:MOST_NAMED]
 
     def read(
         self, pending: QuerySet[Any], due: Q | None, after: Any, tried: Sequence[Any]

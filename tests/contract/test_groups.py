@@ -13,7 +13,6 @@ from django.db.models.functions import Lower
 from django.utils import timezone
 
 from dcl_processor import Delivery, Lease
-from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending
 from tests.contract.support.errands import ignore
 from tests.contract.support.groups import MAKERS, grouped, in_order, keys, rows_of
@@ -77,10 +76,9 @@ def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
 def test_a_key_waits_for_no_handler_of_another_key(
-    delivery: str, monkeypatch: pytest.MonkeyPatch
+    delivery: str,
 ) -> None:
     """Although the first rows of both were claimed together, after that of another key."""
-    monkeypatch.setattr(groups, "place_among", lambda found: 0)
     rows_of(0, 1, 2, 1)
     goes_on: asyncio.Event | None = None
     handled: list[int] = []
@@ -99,11 +97,8 @@ def test_a_key_waits_for_no_handler_of_another_key(
     assert handled == [0, 1, 1, 2]
 
 
-def test_a_row_that_a_claim_has_left_out_waits_for_no_handler_of_another_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_that_a_claim_has_left_out_waits_for_no_handler_of_another_key() -> None:
     """One place of its key is another worker's. Each row is tried once, and after both others."""
-    monkeypatch.setattr(groups, "place_among", lambda found: 0)
     rows = rows_of(0, 1, 1, 1, 1, 2)
     until = timezone.now() + timedelta(hours=1)
     Errand.objects.filter(pk=rows[1].pk).update(leased_until=until)
