@@ -21,7 +21,7 @@ from dcl_processor.operator.diagnosis import describe
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.pending.question import Question, ask
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report.observer import Gates
+from dcl_processor.report.observer import Gates, Observers
 
 
 def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[CheckMessage]]:
@@ -48,7 +48,7 @@ def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[Ch
 def _check_options(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
     yield from refusals("E006", processor, hint, check_alias, processor.using)
-    hint, gates = "Every run is refused.", Gates(processor)
+    hint, gates = "Every run is refused.", Gates(processor, Observers(processor, ""))
     yield from refusals("E018", processor, hint, of_a_run.refuse_without_rate, processor, gates)
     if processor.lease is not None and processor.retry is None:
         words = (
