@@ -10,13 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.ledger.switch import is_on
+from dcl_processor.ledger.switch import is_on, record
 
 if TYPE_CHECKING:
     from dcl_processor.ledger.models import ALL, Record, alias
     from dcl_processor.ledger.pausing import pause, resume
-    from dcl_processor.ledger.records import history, prune, record
-    from dcl_processor.ledger.states import Pause, State, state, states
+    from dcl_processor.ledger.records import history, prune
+    from dcl_processor.ledger.standing import Pause, State, state, states
 
 __all__ = ["ALL", "Pause", "Record", "State", "alias", "history", "is_on", "pause", "prune"]
 __all__ += ["record", "resume", "state", "states"]
@@ -24,8 +24,8 @@ __all__ += ["record", "resume", "state", "states"]
 _PUBLIC = {
     "models": ["ALL", "Record", "alias"],
     "pausing": ["pause", "resume"],
-    "records": ["history", "prune", "record"],
-    "states": ["Pause", "State", "state", "states"],
+    "records": ["history", "prune"],
+    "standing": ["Pause", "State", "state", "states"],
 }
 
 

@@ -24,7 +24,7 @@ from dcl_processor.ledger.models import (
     name_of,
     waiting,
 )
-from dcl_processor.ledger.records import record
+from dcl_processor.ledger.switch import record
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.report.errors import shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 
 from django.conf import settings
@@ -17,14 +16,10 @@ from dcl_processor.ledger.models import (
     records,
     waiting,
 )
-from dcl_processor.ledger.switch import is_on
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
-from dcl_processor.report.errors import described, shown
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.errors import shown
 from dcl_processor.report.values import TEN_YEARS, as_timedelta, expect_seconds
-
-logger = logging.getLogger("dcl_processor.operations")
 
 #: The action of runs.
 RUN = "run"
@@ -36,32 +31,13 @@ KEEP = timedelta(days=14)
 CHUNK, MOST_PRUNED = 1_000, 20_000
 
 
-def record(processor: Subject, action: str, *, by: str = "", rows: int = 0, **texts: str) -> None:
-    """Record what an operator has done, if the ledger is on.
-
-    ``by``: default the user of this process and the host. ``texts``: ``keys``, ``values``,
-    ``reason`` and ``error``. It is done already, so an error is logged, and not raised.
-    """
-    if not is_on():
-        return
+def add(processor: Subject, action: str, *, by: str, rows: int = 0, **texts: str) -> None:
+    """Add what an operator has done; ``texts``: masked, and in one line."""
     kept = {column: shown(text, TEXT) for column, text in texts.items()}
-    by, now = shown(by or this_user(), PERSON), DatabaseNow()
-    try:
-        with waiting(LOCK_WAIT):
-            records().create(
-                processor=name_of(processor),
-                action=action,
-                by=by,
-                at=now,
-                seen_at=now,
-                rows=rows,
-                **kept,
-            )
-    except Exception as error:
-        if ends_the_run(error):
-            raise
-        about = (getattr(processor, "name", processor), action, described(error))
-        logger.warning("%s: the ledger has no record of this %s: %s", *about)
+    kept |= {"processor": name_of(processor), "by": shown(by or this_user(), PERSON)}
+    now = DatabaseNow()
+    with waiting(LOCK_WAIT):
+        records().create(action=action, at=now, seen_at=now, rows=rows, **kept)
 
 
 def history(processor: Subject | None = None, *, limit: int = 50) -> list[Record]:

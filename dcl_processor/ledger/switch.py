@@ -1,9 +1,17 @@
-"""Whether there is a ledger; imports no models."""
+"""Whether there is a ledger, and what is recorded if there is one; imports no models."""
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from django.apps import apps
 from django.conf import settings
+
+from dcl_processor.report.errors import described
+from dcl_processor.report.interrupts import ends_the_run
+
+logger = logging.getLogger("dcl_processor.operations")
 
 APP = "dcl_processor.ledger"
 
@@ -11,3 +19,23 @@ APP = "dcl_processor.ledger"
 def is_on() -> bool:
     """Return whether the app is installed, and the settings leave it on."""
     return apps.is_installed(APP) and bool(getattr(settings, "DCL_PROCESSOR_LEDGER", True))
+
+
+def record(processor: Any, action: str, *, by: str = "", rows: int = 0, **texts: str) -> None:
+    """Record what an operator has done, if the ledger is on.
+
+    ``processor``: a processor, its name, or ``ALL``. ``by``: default the user of this process and
+    the host. ``texts``: ``keys``, ``values``, ``reason`` and ``error``. It is done already, so an
+    error is logged, and not raised.
+    """
+    if not is_on():
+        return
+    from dcl_processor.ledger.records import add  # has models
+
+    try:
+        add(processor, action, by=by, rows=rows, **texts)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        about = (getattr(processor, "name", processor), action, described(error))
+        logger.warning("%s: the ledger has no record of this %s: %s", *about)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
-from types import SimpleNamespace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -16,21 +14,27 @@ from django.db import Error
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from dcl_processor import ledger
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.ledger.switch import APP, is_on
+from dcl_processor.management import printing
+from dcl_processor.management.command_line import (
+    NOT_FOUND_OUT,
+    USAGE_ERROR,
+    Subcommand,
+    add_names,
+    choose,
+    whole,
+)
+from dcl_processor.management.output import Output
 from dcl_processor.operator.diagnosis import one_line
 from dcl_processor.operator.time_limit import reading
 from dcl_processor.operator.times import parse_duration, utc_text
-from dcl_processor.oversight import LEDGER, has_ledger
-from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable
 from dcl_processor.sql.errors import is_statement_timeout
 
-from . import wording
-from .command_line import NOT_FOUND_OUT, USAGE_ERROR, add_names, choose, whole
-from .output import Output
-
 if TYPE_CHECKING:
-    from dcl_processor.ledger.records import Recorded, RecordedAction
+    from dcl_processor.ledger import Record, State
 
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 10.0
@@ -39,57 +43,55 @@ READ_WITHIN = 10.0
 SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order for processors; ``name``: the function of ``dcl_processor.ledger`` for it."""
+def _add_order(order: str, parser: CommandParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors.")
+    parser.add_argument("--all", action="store_true", help="All processors, by one order.")
+    if order == "pause":
+        parser.add_argument("--reason", default="", help="A text for people.")
+        parser.add_argument(
+            "--until",
+            type=parse_until,
+            metavar="TIME",
+            help="The end of the pause: a duration from now, such as 2h, or a time, such as "
+            "2030-01-31T06:00 (default: until resume).",
+        )
 
-    HELP: str
-    name: str
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        """Add the action's own options."""
-        parser.add_argument("names", nargs="*", metavar="NAME", help="Processors.")
-        parser.add_argument("--all", action="store_true", help="All processors, by one order.")
-        if self.name == "pause":
-            parser.add_argument("--reason", default="", help="A text for people.")
-            parser.add_argument(
-                "--until",
-                type=parse_until,
-                metavar="TIME",
-                help="The end of the pause: a duration from now, such as 2h, or a time, such as "
-                "2030-01-31T06:00 (default: until resume).",
-            )
+def _order(order: str, options: dict[str, Any], output: Output) -> None:
+    """Pause or resume, and show what became of it."""
+    refuse_without_ledger()
+    chosen = choose(options["names"], run_all=options["all"])
+    subjects = [ledger.ALL] if options["all"] else [each.name for each in chosen]
+    given = {name: options[name] for name in ("reason", "until") if name in options}
+    changed: dict[str, bool] = {}
+    with _asking(changed):
+        for name in subjects:
+            changed[name] = getattr(ledger, order)(name, **given)
+        with reading(ledger.alias(), READ_WITHIN):
+            names = [*subjects, *(each.name for each in chosen)]
+            states = {each.name: each for each in ledger.states(names)}
+    lines = [f"{_who(name)}: {_outcome(order, it, states[name])}" for name, it in changed.items()]
+    if order == "resume" and options["all"]:
+        still = [each for each in states.values() if each.name and each.is_paused]
+        lines += [f"{each.name}: stays {printable(each.sentence)}" for each in still]
+    documents = [
+        {**states[each.name].as_dict(), "changed": changed.get(each.name, changed.get(ledger.ALL))}
+        for each in chosen
+    ]
+    output.answer(documents, lines)
 
-    def handle(self, output: Output, options: dict[str, Any]) -> None:
-        """Give the order, and show what became of it."""
-        refuse_without_ledger()
-        from dcl_processor import ledger  # has models
 
-        chosen = choose(options["names"], run_all=options["all"])
-        subjects: list[Any] = [ledger.ALL] if options["all"] else chosen
-        given = {name: options[name] for name in ("reason", "until") if name in options}
-        changed: list[bool] = []
-        try:
-            for each in subjects:
-                done = getattr(ledger, self.name)(each, **given)
-                changed.append(done)  # one by one: an error has to name those before it
-            with _in_time():
-                states = ledger.states(chosen)
-        except Error as error:
-            raise _unreachable(error, given=subjects[: len(changed)]) from error
-        known = changed * len(chosen) if options["all"] else changed
-        documents = [
-            {**each.as_dict(), "changed": it} for each, it in zip(states, known, strict=True)
-        ]
-        sentences = {each.name: each.sentence for each in states}
-        lines = [
-            f"{_who(each)}: {_outcome(self.name, it, sentences.get(_who(each)))}"
-            for each, it in zip(subjects, changed, strict=True)
-        ]
-        if self.name == "resume" and options["all"]:
-            still = [each for each in states if each.pause is not None]
-            lines += [f"{each.name}: stays {printable(each.sentence)}" for each in still]
-        output.answer(documents, lines)
+def _who(name: str) -> str:
+    return name or "all processors"
+
+
+def _outcome(order: str, changed: bool, state: State) -> str:
+    sentence = printable(state.sentence)
+    if order == "pause":
+        return sentence if changed else f"nothing changed: it was {sentence}"
+    if changed:
+        return f"resumed, but {sentence}" if sentence else "resumed"
+    return f"nothing changed: {sentence or 'it was not paused'}"
 
 
 def _add_history(parser: CommandParser) -> None:
@@ -103,102 +105,55 @@ def _add_history(parser: CommandParser) -> None:
     )
 
 
-def _show_history(output: Output, options: dict[str, Any]) -> None:
-    """Show the records, the newest first."""
+def _history(options: dict[str, Any], output: Output) -> None:
+    """Show what runs and operators did, the newest first."""
     refuse_without_ledger()
     names = options["names"]
-    chosen: Sequence[BatchProcessor[Any] | None] = choose(names) if names else [None]
-    try:
-        with _in_time():
-            limit = options["limit"]
-            found = [each for one in chosen for each in _history(one, limit)]
-    except Error as error:
-        raise _unreachable(error) from error
-    output.answer([each for _, each, _ in found], (line for _, _, line in found))
+    chosen = choose(names) if names else [None]
+    with _asking({}), reading(ledger.alias(), READ_WITHIN):
+        found = [x for each in chosen for x in ledger.history(each, limit=options["limit"])]
+    output.answer([each.as_dict() for each in found], map(_line, found))
 
 
-def _history(
-    processor: BatchProcessor[Any] | None, limit: int
-) -> list[tuple[datetime, dict[str, Any], str]]:
-    """Return when something was done, and what, for JSON and for people; the newest first."""
-    from dcl_processor import ledger  # as above
-
-    runs = ledger.history(processor, limit=limit)
-    acts = ledger.actions(processor, limit=limit)
-    found = [(each.started_at, each.as_dict(), _line(each)) for each in runs]
-    found += [(each.at, each.as_dict(), _act_line(each)) for each in acts]
-    return sorted(found, key=itemgetter(0), reverse=True)[:limit]
+def _line(found: Record) -> str:
+    who = f"{utc_text(found.at)}  {found.processor}"
+    error = f"; {printable(found.error)}" if found.error else ""
+    if found.action == "run":
+        counts = [f"{number:,} {name}" for name, number in found.counts.items() if name != "stale"]
+        tried = ", ".join(counts) or (f"{found.rows:,} rows" if found.rows else "nothing")
+        end = printable(found.stopped) or f"no end recorded, seen {utc_text(found.seen_at)}"
+        return f"{who}  run by {found.by}: {tried}, {found.rate:.1f} rows/s, {end}{error}"
+    if not found.keys:  # of a whole processor
+        reason = f": {printable(found.reason)}" if found.reason else ""
+        return f"{who}  {found.action} by {found.by}{reason}{error}"
+    said = printing.acted(found.rows, found.keys, found.values, found.reason, found.error)
+    return f"{who}  {found.action} by {found.by}: {said}"
 
 
 def refuse_without_ledger() -> None:
     """Raise unless the project has the ledger."""
-    if not has_ledger():
+    if not is_on():
         raise CommandError(
-            f"expected {LEDGER!r} in INSTALLED_APPS, where orders and records are kept, "
-            "got none; add it, and run manage.py migrate.",
+            f"expected {APP!r} in INSTALLED_APPS, and on, where pauses and records are kept, got "
+            "none; add it, and run manage.py migrate.",
             returncode=USAGE_ERROR,
         )
 
 
-def _in_time() -> AbstractContextManager[None]:
-    from dcl_processor.ledger.models import alias  # has models
-
-    return reading(alias(), READ_WITHIN)
-
-
-def _unreachable(error: Error, given: Sequence[Any] = ()) -> CommandError:
-    """Return the error of the command; ``given``: for whom the order was given before."""
-    if is_statement_timeout(error):
-        why = (
-            f"expected the ledger's tables to answer within {READ_WITHIN:g} s, got no answer; has "
-            "another session locked them?"
-        )
-    else:
-        why = (
-            f"expected the ledger's tables to answer, got: {one_line(error)}; is the database up, "
-            "and has manage.py migrate been run?"
-        )
-    done = f" The order was given for {', '.join(map(_who, given))}." if given else ""
-    return CommandError(f"{why}{done}", returncode=NOT_FOUND_OUT)
-
-
-def _who(subject: Any) -> str:
-    return subject.name if isinstance(subject, BatchProcessor) else "all processors"
-
-
-def _outcome(order: str, changed: bool, sentence: str | None) -> str:
-    match order, changed:
-        case "pause", True:
-            return printable(sentence or "paused")
-        case "pause", _:
-            return f"nothing changed: it was {printable(sentence or 'paused')}"
-        case _, True:
-            still = f", but {printable(sentence)}" if sentence else ""
-            return f"resumed{still}"
-        case _:
-            return f"nothing changed: {printable(sentence or 'it was not paused')}"
-
-
-def _line(found: Recorded) -> str:
-    tried = [
-        f"{number:,} {name}" for name, number in found.counts.items() if number and name != "stale"
-    ]
-    workers = f", {len(found.workers)} workers" if found.workers else ""
-    end = found.stopped if found.state == "finished" else found.state
-    if found.state == "lost":
-        end = f"lost: no heartbeat since {utc_text(found.heartbeat_at)}"
-    error = f"; {printable(found.error)}" if found.error else ""
-    nothing = "nothing yet" if found.state == "running" else "nothing"
-    return (
-        f"{utc_text(found.started_at)}  {found.processor}  {found.kind} on {found.host} "
-        f"({found.pid}{workers}): {', '.join(tried) or nothing}, {found.rate:.1f} rows/s, "
-        f"{end}{error}"
-    )
-
-
-def _act_line(found: RecordedAction) -> str:
-    said = wording.action(found.rows, found.keys, found.values, found.reason, found.error)
-    return f"{utc_text(found.at)}  {found.processor}  {found.action} by {found.by}: {said}"
+@contextmanager
+def _asking(changed: Mapping[str, bool]) -> Iterator[None]:
+    """Let an error of the tables be one sentence; ``changed``: for whom the order was given."""
+    try:
+        yield
+    except Error as error:
+        got = "no answer" if is_statement_timeout(error) else one_line(error)
+        done = f" The order was given for {', '.join(map(_who, changed))}." if changed else ""
+        raise CommandError(
+            f"expected the ledger's tables to answer within {READ_WITHIN:g} s, got: {got}; is the "
+            "database up, has manage.py migrate been run, and has another session locked them?"
+            f"{done}",
+            returncode=NOT_FOUND_OUT,
+        ) from error
 
 
 def parse_until(text: str) -> datetime | timedelta:
@@ -225,8 +180,15 @@ def parse_until(text: str) -> datetime | timedelta:
     return timedelta(seconds=length)
 
 
-PAUSE = Order("Let no worker start a row, on all machines, until resume.", "pause")
-RESUME = Order("End a pause.", "resume")
-HISTORY = SimpleNamespace(
-    HELP="Show what the last runs have done.", add_arguments=_add_history, handle=_show_history
+_HELP = {
+    "pause": "Let no worker start a row, on all machines, until resume.",
+    "resume": "End a pause.",
+}
+PAUSE, RESUME = (
+    Subcommand(name, text, partial(_add_order, name), partial(_order, name))
+    for name, text in _HELP.items()
 )
+HISTORY = Subcommand(
+    "history", "Show what runs and operators did last.", _add_history, _history, NOT_FOUND_OUT
+)
+ACTIONS = [PAUSE, RESUME, HISTORY]

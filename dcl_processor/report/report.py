@@ -183,8 +183,8 @@ class Report:
                 return ""
             case "busy":
                 return "; all slots of max_in_flight are taken"
-            case "paused":
-                return "; paused"
+            case "paused" | "throttled":
+                return f"; {self.stopped}"
         return f"; stopped by {self.stopped}"
 
 

@@ -7,12 +7,15 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
-from dcl_processor.management import acting, asking, running
+from dcl_processor.management import acting, asking, controlling, running
 from dcl_processor.management.command_line import OneSentenceParser, base_options
 from dcl_processor.management.output import Output
 
 #: The actions in the order of the help, by name.
-ACTIONS: dict[str, Any] = {each.NAME: each for each in (running, *asking.ACTIONS, *acting.ACTIONS)}
+ACTIONS: dict[str, Any] = {
+    each.NAME: each
+    for each in (running, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS)
+}
 
 
 class Command(BaseCommand):
