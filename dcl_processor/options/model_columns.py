@@ -63,6 +63,17 @@ def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
         expect_column(
             model, processor.lease.field, DateTimeField, null=True, named=named, words=words
         )
+    columns, since = (
+        {each.name: each for each in model._meta.concrete_fields},
+        processor.pending_since,
+    )
+    if isinstance(since, str) and not isinstance(columns.get(since), DateTimeField):
+        raise InvalidOption(
+            f"{processor.name}: expected pending_since={since!r} to name a DateTimeField of "
+            f"{model._meta.label}, got {_kind_of(columns.get(since))}; name the column with the "
+            "time since when a row is pending, or give an expression, such as "
+            "F('order__shipped_at')."
+        )
 
 
 def _check_retry(processor: Definition[Any], model: type[Model]) -> None:

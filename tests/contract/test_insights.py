@@ -35,9 +35,9 @@ def ask(run: BatchProcessor[Any], **options: Any) -> dict[str, Any]:
 
 
 def answers(run: BatchProcessor[Any], **options: Any) -> dict[str, Any]:
-    """Return the values of a status, but not those of its locks."""
+    """Return the values of a status."""
     found = ask(run, **options)
-    return {name: answer.value for name, answer in found.items() if name != "locked"}
+    return {name: answer.value for name, answer in found.items()}
 
 
 def seconds(answer: Answer[Moment]) -> float:
@@ -48,6 +48,7 @@ def seconds(answer: Answer[Moment]) -> float:
 NOTHING = {
     "pending": 0,
     "due": 0,
+    "held": 0,
     "later": 0,
     "oldest": None,
     "in_progress": 0,
@@ -62,14 +63,14 @@ def test_a_status_without_rows_has_exact_zeros() -> None:
     run = the.at_least_once(the.ignore, retry=the.retry(), pending_since="claimed_at")
     found = status(run, only=[*ASKED])
     assert answers(run) == NOTHING
-    assert {answer.how for name, answer in found.answers.items() if name != "locked"} == {How.EXACT}
+    assert {answer.how for answer in found.answers.values()} == {How.EXACT}
     assert (found.name, found.delivery, found.using) == (run.name, "at_least_once", "default")
 
 
 def test_what_no_column_records_is_no_zero() -> None:
     found = ask(the.transactional(the.ignore, failed={"done": True}))
     said = {name for name, answer in found.items() if answer.how is How.NOT_RECORDED}
-    assert said - {"locked"} == {"oldest", "in_progress", "given_up", "errors"}
+    assert said == {"oldest", "in_progress", "given_up", "errors"}
     assert found["oldest"].why == "set pending_since=…"
     assert all(found[name].value is None for name in said)
     claimless = the.at_most_once(the.ignore, claim=None, claimed_at=None)
@@ -227,14 +228,14 @@ def test_a_question_takes_no_write_lock() -> None:
     def pending() -> Any:
         return Errand.objects.filter(done=False)
 
-    def question(*_: Any) -> Any:
+    def question(_: Any) -> Any:
         # In the middle of the question another session writes.
         found.append(the.elsewhere(lambda: Errand.objects.update(result="written")))
         return Answer(1)
 
     with connected({"transaction_mode": "IMMEDIATE", "timeout": 0.2} if is_sqlite else {}):
-        asker = Asker(the.transactional(the.ignore, pending=pending), 5.0)
-        assert asker.ask("default", question) == Answer(1)
+        asker = Asker(the.transactional(the.ignore, pending=pending))
+        assert asker.ask(question) == Answer(1)
         assert found == [1]
 
         def answered() -> Any:
@@ -419,16 +420,11 @@ def test_discard_gives_up_on_what_is_pending_or_claimed_and_on_nothing_else() ->
 # --- what only PostgreSQL is asked for
 
 
-def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
-    found = list(examine([the.transactional(the.ignore)]))
-    left_out = [each.what for each in found if each.level is Level.LEFT_OUT]
-    assert {each.check for each in found if each.level is Level.OK} >= {"write", "router"}
-    assert Level.PROBLEM not in {each.level for each in found}
-    if connection.vendor == "postgresql":
-        assert left_out == []
-        return
-    (what,) = left_out
-    assert what.endswith(f"flag-index: {connection.display_name} is not asked for them")
+def test_the_doctor_examines_each_database() -> None:
+    found = {each.check: each.level for each in examine([the.transactional(the.ignore)])}
+    assert (found["flip"], found["router"]) == (Level.OK, Level.OK)
+    of_postgresql = {"snapshot", "idle-in-transaction", "flag-index"}
+    assert (connection.vendor == "postgresql") == (of_postgresql <= {*found})
 
 
 def test_explain_is_for_postgresql_alone() -> None:
