@@ -142,9 +142,10 @@ class BatchProcessor(Definition[M]):
         """Write ``done`` to rows whose work turned out to be done; return how many.
 
         ``values``: written instead of ``done``, which may depend on the handler's result. Each row
-        is locked, and checked again: it has to be among ``rows``, claimed or given up, and without
-        a lease that has not lapsed. Others stay as they are, and a warning is logged with their
-        number and the first keys. ``force``: also rows in another state. Raises ``InvalidOption``
+        is locked, and checked again: it has to be among ``rows``, given up, or claimed for longer
+        than a minute for each row of a batch, and without a lease that has not lapsed. Others stay
+        as they are, and a warning is logged with their number and the first keys. ``force``: also
+        rows with a younger claim, or in another state. Raises ``InvalidOption``
         without ``values`` if ``done`` is a function, and if ``rows`` is no queryset of the
         processor's model, or a slice of one; ``InvalidDone`` for values that name no column;
         ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
@@ -165,24 +166,30 @@ class BatchProcessor(Definition[M]):
 
         Raises ``InvalidOption`` without ``reset``, and if ``rows`` is no queryset of the
         processor's model, or a slice of one; ``InsideTransaction`` inside a transaction that is not
-        at READ COMMITTED (on PostgreSQL only if ``pending`` asks other tables).
+        at READ COMMITTED.
         """
         return actions.act(actions.to_requeue(self, rows, force=force))
 
     def discard(
-        self, rows: QuerySet[M, M], *, reason: str = "", values: Mapping[str, Any] | None = None
+        self,
+        rows: QuerySet[M, M],
+        *,
+        reason: str = "",
+        values: Mapping[str, Any] | None = None,
+        force: bool = False,
     ) -> int:
         """Give up on rows that are pending or claimed, as ``Discard`` does; return how many.
 
         Writes ``failed``, or ``values``, which have to be passed where ``failed`` is a function.
         ``reason``: written to the ``retry``'s ``last_error``. Each row is locked, and checked
         again: it has to be among ``rows``, pending or claimed, and without a lease that has not
-        lapsed. Raises ``InvalidOption`` without ``failed`` and ``values``, and if ``rows`` is no
-        queryset of the processor's model, or a slice of one; ``InvalidDone`` for values that name
-        no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
-        ``requeue()``.
+        lapsed, or a claim of less than a minute for each row of a batch. ``force``: also rows with
+        such a claim. Raises ``InvalidOption`` without ``failed`` and ``values``, and if ``rows`` is
+        no queryset of the processor's model, or a slice of one; ``InvalidDone`` for values that
+        name no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction``
+        as ``requeue()``.
         """
-        return actions.act(actions.to_discard(self, rows, reason, values))
+        return actions.act(actions.to_discard(self, rows, reason, values, force=force))
 
     def lock_key(self, key: Any, using: str | None = None) -> None:
         """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.

@@ -1,39 +1,33 @@
-"""The states in which an operator finds rows, claimed or given up on, and what tells a change.
+"""The states of a row as conditions on its processor's model.
 
-A function returns no rows, without a query, where none can be in the state, and raises
+A function returns a condition of no row where none can be in the state, and raises
 ``NotRecordedError`` where rows may be, but no column shows it.
 """
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
-from collections.abc import Sequence
-from contextlib import suppress
-from hashlib import blake2b
-from types import SimpleNamespace
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.options.kinds import Delivery
 from dcl_processor.options.options import Definition
+from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
-from dcl_processor.report.values import constants_of
+from dcl_processor.report.values import TEN_YEARS, as_timedelta, constants_of, expect_seconds
 
 #: Seconds after which a claim that is not settled counts as in doubt, for each row that is claimed
 #: with it: the last one waits for the others.
 DOUBT_AFTER = 60.0
 
+#: The condition of no row.
+NONE = Q(pk__in=[])
+
 
 class NotRecordedError(Exception):
     """No column shows what was asked; the message names the option that would."""
-
-
-def is_pending(question: Question[Any]) -> Q:
-    """Recognise a row that is in ``pending``."""
-    rows = question.unfiltered.using(question.using).order_by()
-    # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
-    # are pending, and does so for each row where they are too many for its memory.
-    return Q(Exists(rows.filter(pk=OuterRef("pk"))))
 
 
 def flag(condition: Q) -> Case:
@@ -41,20 +35,6 @@ def flag(condition: Q) -> Case:
     return Case(
         When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
     )
-
-
-def is_timeless(processor: Definition[Any]) -> bool:
-    """Return whether no column tells a row that is claimed from one that was settled since."""
-    return processor.claimed_at is None and processor.lease is None
-
-
-def claimed(processor: Definition[Any]) -> Q:
-    """Recognise a claimed row by the constants that the claim wrote, and by its time."""
-    # A settled row may still contain the claim's constants, but neither the time of the claim nor
-    # a lease; one that was put back may have a lease that was taken away.
-    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
-    leased = Q(**{f"{processor.lease.field}__isnull": False}) if processor.lease else Q()
-    return Q(**constants_of(processor.claim or {}), **since) & leased
 
 
 def default_age(processor: Definition[Any]) -> float:
@@ -66,9 +46,109 @@ def default_age(processor: Definition[Any]) -> float:
     return DOUBT_AFTER * processor.batch_size
 
 
+def is_timeless(processor: Definition[Any]) -> bool:
+    """Return whether no column tells a row that is claimed from one that was settled since."""
+    return processor.claimed_at is None and processor.lease is None
+
+
+# --- pending
+
+
+def is_pending(question: Question[Any]) -> Q:
+    """Recognise a row that is in ``pending``."""
+    rows = question.unfiltered.using(question.using).order_by()
+    # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
+    # are pending, and does so for each row where they are too many for its memory.
+    return Q(Exists(rows.filter(pk=OuterRef("pk"))))
+
+
+def is_later(processor: Definition[Any]) -> Q:
+    """Recognise, of the pending rows, one whose next attempt is to come."""
+    at = processor.retry.next_attempt_at if processor.retry else None
+    return NONE if at is None else Q(**{f"{at}__gt": DatabaseNow()})
+
+
+def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
+    """Recognise, of the pending rows, one that has attempts left; ``None``: each one has."""
+    return processor.retry.has_attempts_left(question.model) if processor.retry else None
+
+
+# --- claimed
+
+
+def claimed(processor: Definition[Any]) -> Q:
+    """Recognise a claimed row by the constants that the claim wrote, and by its time or lease."""
+    # A settled row may still contain the claim's constants, but neither of these.
+    times = [processor.claimed_at, processor.lease.field if processor.lease else None]
+    known = {f"{name}__isnull": False for name in times if name}
+    return Q(**constants_of(processor.claim or {}), **known)
+
+
+def is_in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Q:
+    """Recognise a row that has been claimed for longer than that; raises ``InvalidOption``."""
+    if processor.claim is None or processor.claimed_at is None:
+        raise InvalidOption(
+            f"{processor.name}: expected claim=… and claimed_at=… for in_doubt(), got a processor "
+            "without both; add them, so that each claim records its time."
+        )
+    if processor.lease is not None:
+        raise InvalidOption(
+            f"{processor.name}: expected a processor without a lease for in_doubt(), got "
+            f"{processor.lease!r}, after which another worker takes a row over; use in_progress()."
+        )
+    expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
+    return claimed(processor) & _claimed_for(processor, older_than)
+
+
+def is_in_progress(processor: Definition[Any]) -> Q:
+    """Recognise a row that a worker has claimed or leased; raises ``InvalidOption``."""
+    if processor.lease is not None:
+        return claimed(processor) & processor.lease.alive()
+    if processor.claim is None or processor.claimed_at is None:
+        raise InvalidOption(
+            f"{processor.name}: expected a lease, or claim=… and claimed_at=…, for in_progress(), "
+            "got a processor without both; add them, so that each row shows that it is claimed."
+        )
+    return claimed(processor)
+
+
+def is_young(processor: Definition[Any], question: Question[Any]) -> Q:
+    """Recognise a row with a claim that is not old enough for its worker to be gone."""
+    if processor.claim is None or processor.claimed_at is None or processor.lease is not None:
+        return NONE
+    young = claimed(processor) & ~_claimed_for(processor, default_age(processor))
+    # Of a row without attempts left the last failure was recorded.
+    return young & (has_attempts_left(processor, question) or Q())
+
+
+def _claimed_for(processor: Definition[Any], age: float | timedelta) -> Q:
+    return Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(age)})
+
+
+def is_unleased(processor: Definition[Any], question: Question[Any]) -> Q:
+    """Recognise a row with a claim's mark that has no lease, and that no worker would take.
+
+    A loop without leases, such as one that was there before, has left it.
+    """
+    mark, done = constants_of(processor.claim or {}), processor.done or {}
+    if processor.lease is None or not mark or not processor._has_fixed_flip:
+        return NONE
+    # A settled row may still contain the mark.
+    settled = {} if mark.keys() & done.keys() else constants_of(done)
+    if not (mark.keys() & done.keys() or settled):
+        return NONE
+    found = Q(**mark, **{f"{processor.lease.field}__isnull": True})
+    found &= ~(is_pending(question) | is_given_up(processor, question))
+    return found & ~Q(**settled) if settled else found
+
+
+# --- settled, or not
+
+
 def unsettled(processor: Definition[Any], question: Question[Any]) -> Q:
     """Recognise a row that is not done: it is pending, claimed, or given up on."""
     found = is_pending(question) | is_given_up(processor, question)
+    found |= is_unleased(processor, question)
     return found if is_timeless(processor) else found | claimed(processor)
 
 
@@ -77,7 +157,7 @@ def is_given_up(processor: Definition[Any], question: Question[Any]) -> Q:
     try:
         dead = given_up(processor, question)
     except NotRecordedError:
-        return Q(pk__in=[])
+        return NONE
     # By the row's key, as is_pending() does.
     return Q(Exists(dead.order_by().filter(pk=OuterRef("pk"))))
 
@@ -93,7 +173,9 @@ def given_up(processor: Definition[Any], question: Question[Any]) -> QuerySet[An
     elif processor._has_dead_letter:
         raise NotRecordedError("set failed={…} with a constant that done does not write")
     else:
-        found = _used_up(processor, question)
+        left = has_attempts_left(processor, question)
+        used_up = NONE if left is None else ~left & is_pending(question)
+        found = question.table.none() if left is None else question.table.filter(used_up)
     if processor.lease is not None:
         return found.filter(processor.lease.free())
     # Without a time, a row that was given up on may still contain the claim's constants.
@@ -119,54 +201,7 @@ def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Qu
     raise NotRecordedError("set a constant in failed=… that done does not write")
 
 
-def _used_up(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
-    """Return the pending rows that have no attempts left, and get no dead letter."""
-    left = has_attempts_left(processor, question)
-    if left is None:
-        return question.table.none()  # each failed row is tried again
-    return question.table.filter(~left, is_pending(question))
-
-
-def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
-    return processor.retry.has_attempts_left(question.model) if processor.retry else None
-
-
-# --- the rows that an operator chose, each with a short text by which a change of it is noticed
-
-
-#: Bytes of a digest, which are 8 characters, and what follows if the row was pending.
-_DIGEST, _WAS_PENDING = 6, "+"
-
-
-def digest(marks: Sequence[Any], *, is_pending: bool) -> str:
-    """Return a text for the texts of columns, the same in each process while they are the same."""
-    known = repr(marks).encode("utf-8", "surrogatepass")
-    short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
-    return short + (_WAS_PENDING if is_pending else "")
-
-
-def is_same(before: str, now: str) -> bool:
-    """Return whether a row with these two digests is as it was.
-
-    A row that was pending has to be pending still: of a flip that is a function, no column is
-    known. A row that was not may be so since, because its time has come.
-    """
-    return now in (before, before + _WAS_PENDING)
-
-
-#: In the text of an object that has none of its own, and whose address differs in each process.
-_ADDRESS = " at 0x"
-
-
-def plain(field: Any, value: Any) -> str | None:
-    """Return a column's value as a text that is the same in each process; ``None`` without one."""
-    if value is None or isinstance(value, str):
-        return value
-    row = SimpleNamespace(**{field.attname: value})
-    # As it is serialised first: what is for the database may be encrypted, each time otherwise.
-    for form, given in ((field.value_to_string, row), (field.get_prep_value, value)):
-        # A field of the user's own may refuse in any way.
-        with suppress(Exception):
-            if _ADDRESS not in (text := repr(form(given))):
-                return text
-    return None
+def has_lasting_flip(processor: Definition[Any]) -> bool:
+    """Return whether something besides ``done`` takes a row out of ``pending``."""
+    is_hidden = processor.claim is not None or processor.delivery == Delivery.AT_MOST_ONCE
+    return is_hidden or processor._has_dead_letter

@@ -13,13 +13,17 @@ from dcl_processor.report.exceptions import InsideTransaction, Unsupported
 _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
+class ReadCommitted(transaction.Atomic):
+    """The block of a transaction that was begun at READ COMMITTED."""
+
+
 def begin(using: str) -> Any:
     """Open a transaction at READ COMMITTED; return its block of ``atomic()``.
 
     Inside Django's ``TestCase`` it is a savepoint, and the isolation level stays as it is.
     """
     connection: Any = connections[using]
-    block = transaction.atomic(using=using, durable=True)
+    block = ReadCommitted(using, savepoint=True, durable=True)
     if connection.in_atomic_block:
         block.__enter__()
         return block
@@ -58,6 +62,29 @@ def _execute(connection: Any, sql: str) -> None:
 def in_test_case(connection: Any) -> bool:
     """Return whether Django's ``TestCase`` keeps a transaction open on the connection."""
     return any(getattr(each, "_from_testcase", False) for each in connection.atomic_blocks[:1])
+
+
+def refuse_old_snapshot(using: str, label: str) -> None:
+    """Raise inside a transaction whose reads do not see what others have committed since it began.
+
+    Of an operator's writes, which may be inside a transaction of the caller's.
+    """
+    connection: Any = connections[using]
+    asked = {"mysql": "SELECT @@transaction_isolation", "postgresql": "SHOW transaction_isolation"}
+    blocks = connection.atomic_blocks
+    is_own = any(isinstance(each, ReadCommitted) for each in blocks[:1])
+    if not blocks or is_own or in_test_case(connection) or connection.vendor not in asked:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(asked[connection.vendor])
+        level = str(cursor.fetchone()[0]).upper().replace("-", " ")
+    if level != "READ COMMITTED":
+        raise InsideTransaction(
+            f"{label}: expected a transaction at READ COMMITTED around requeue(), mark_done() and "
+            "discard(), in which they see what workers have committed, got one inside "
+            f"transaction.atomic() at {level} on {using!r}; call them after the block, or set "
+            "isolation_level to 'read committed' in OPTIONS."
+        )
 
 
 def refuse_outer_transaction(using: str, label: str) -> None:

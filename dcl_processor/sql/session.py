@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -219,6 +220,28 @@ class Session:
             self.rollback()
             raise
         return pks
+
+    def change(
+        self, question: Question[Any], write: Write, still: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Write, in the open transaction, to the rows that no other session has locked.
+
+        ``still``: returns those of the locked rows that are in the state in which they were seen.
+        Returns their keys, and those of all rows that were locked.
+        """
+        free = write.pks
+        if self.connection.features.has_select_for_update:
+            free = lock_rows(question, write.pks)
+        else:
+            lock_database(question)
+        # Race: double claim. A worker may have claimed or settled a row since it was seen. The
+        # snapshot of the locking statement is older than the lock.
+        same = still(free) if free else ()
+        # What a callable returns is a value for one row.
+        has_calls = any(map(callable, write.values.values()))
+        for some in [[pk] for pk in same] if has_calls else [same] * bool(same):
+            self._write(question, replace(write, pks=some))
+        return same, free
 
     def was_committed(self) -> bool:
         """Return whether the last transaction was committed although an error came, if known."""

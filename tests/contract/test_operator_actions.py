@@ -12,8 +12,9 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import Exists, RawSQL
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Retry, operator_actions
+from dcl_processor import BatchProcessor, Retry
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
+from dcl_processor.operator import actions
 from dcl_processor.operator.actions import to_mark_done, to_requeue
 from dcl_processor.operator.writes import Write, Written
 from tests.contract.support import errands as the
@@ -320,7 +321,7 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
 def test_a_row_that_stays_locked_is_left_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(operator_actions, "LOCKED_FOR", 0.3)
+    monkeypatch.setattr(actions, "LOCKED_FOR", 0.3)
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
     with uncommitted(lambda: Errand.objects.filter(pk=rows[1].pk).update(place=7)):
         number = processor().requeue(Errand.objects.all())
