@@ -22,15 +22,14 @@ from dcl_processor.operator.states import (
     default_age,
     given_up,
     has_attempts_left,
-    is_given_up,
-    is_pending,
+    is_unleased,
 )
 from dcl_processor.options.kinds import Delivery
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
 from dcl_processor.report.errors import masked, printable, shown
-from dcl_processor.report.values import as_timedelta, constants_of
+from dcl_processor.report.values import as_timedelta
 
 __all__ = ["NotRecordedError", "question_of"]
 
@@ -117,7 +116,7 @@ def _in_doubt(
 ) -> QuerySet[Any, Any]:
     """Return the rows whose claim is older than ``doubt_after`` seconds, and was never settled."""
     if processor.lease is not None:
-        return _unleased(processor, question)
+        return question.table.filter(is_unleased(processor, question))
     if processor.delivery != Delivery.AT_MOST_ONCE:
         return question.table.none()
     _claimed_at(processor)
@@ -128,19 +127,6 @@ def _claimed_at(processor: Definition[Any]) -> str | None:
     if processor.lease is None and (processor.claim is None or processor.claimed_at is None):
         raise NotRecordedError("set claim=… and claimed_at=…")
     return processor.claimed_at
-
-
-def _unleased(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
-    """Return the rows with a claim's mark that no lease is for, and that no worker would take."""
-    mark, done = constants_of(processor.claim or {}), processor.done or {}
-    if processor.lease is None or not mark or not processor._has_fixed_flip:
-        return question.table.none()
-    found = question.table.filter(**mark, **{f"{processor.lease.field}__isnull": True})
-    if not mark.keys() & done.keys():  # a settled row may still contain the mark
-        if not constants_of(done):
-            return question.table.none()
-        found = found.exclude(**constants_of(done))
-    return found.exclude(is_pending(question) | is_given_up(processor, question))
 
 
 # --- the rows of a state, in pages

@@ -253,13 +253,10 @@ class _Act:
             case "requeue":
                 return actions.to_requeue(processor, rows, force=force)
             case "mark-done":
-                write = actions.to_mark_done(processor, rows, values or None, force=force)
+                return actions.to_mark_done(processor, rows, values or None, force=force)
             case _:
                 reason = self.options["reason"]
-                write = actions.to_discard(processor, rows, reason, values or None)
-        if not force:
-            write.needs = [*actions.may_be_at_work(processor), *write.needs]
-        return write
+                return actions.to_discard(processor, rows, reason, values or None, force=force)
 
     def execute(self, output: Output) -> None:
         """Write to the chosen rows, and record it."""
