@@ -19,7 +19,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dcl_processor.report.log import log
+from dcl_processor.report.errors import printable
+
+#: Shown by the command in any case.
+operations = logging.getLogger("dcl_processor.operations")
 
 #: Characters of a note; a shorter one is padded, so that it needs no truncation.
 WIDTH = 80
@@ -52,7 +55,7 @@ class Notes:
                 path.unlink(missing_ok=True)
         if self.suspects:
             message = "%s: row %s was at work when its process died; it is handled last, and alone"
-            log(logging.ERROR, message, self._label, ", ".join(sorted(self.suspects)))
+            operations.error(message, self._label, printable(", ".join(sorted(self.suspects))))
         self._path = folder / f"{name}-{uuid.uuid4().hex}.note"
         self._file = self._path.open("xb", buffering=0)
         self._lock(self._file)

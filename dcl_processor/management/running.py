@@ -368,7 +368,7 @@ class _Command:
                 if self.options["dry_run"]:
                     self.output.dry_run(processor.dry_run(**rows))
                     continue
-                with self.output.bar(processor, **rows):
+                with nullcontext() if self.member else self.output.bar(processor, **rows):
                     report = processor.run(
                         **rows, timeout=left, concurrency=self.options["concurrency"], stop=stop
                     )

@@ -11,13 +11,9 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.processes import child
-from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.workers.stopping import Stop
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, Barrier, until
-
-if "EXIT_WITHIN" in os.environ:
-    child.EXIT_WITHIN = float(os.environ["EXIT_WITHIN"])
 
 three_at_once = Barrier(3)
 
@@ -48,7 +44,7 @@ def deliver(parcel: Parcel) -> None:
     name="warehouse.deliver_alone",
     pending=lambda: Parcel.objects.filter(sent=False, note__startswith="alone"),
     done={"sent": True},
-    max_workers=1,
+    max_in_flight=1,
 )
 def deliver_alone(parcel: Parcel) -> None:
     """Bring a parcel to its door, by one worker at a time."""
