@@ -17,7 +17,7 @@ from django.db import close_old_connections, connections
 from django.db.models import Q
 
 from dcl_processor.checks import refusals
-from dcl_processor.exceptions import ProcessorError
+from dcl_processor.exceptions import ProcessorError, Unsupported
 from dcl_processor.management.command_line import (
     USAGE_ERROR,
     choose,
@@ -39,7 +39,7 @@ from dcl_processor.workers.health import Health, Notifier
 from dcl_processor.workers.listener import aliases, check_can_listen
 from dcl_processor.workers.monitor import Monitor
 from dcl_processor.workers.stopping import Stop, polite_stop, workers_stop
-from dcl_processor.workers.supervisor import MOST_WORKERS, Membership, Supervisor
+from dcl_processor.workers.supervisor import MOST_WORKERS, Membership, Supervisor, same_command
 from dcl_processor.workers.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.workers.watch import Event, Plan, Recovered, Watch
 
@@ -171,7 +171,12 @@ def handle(options: dict[str, Any], output: Output) -> None:
 
 
 def _refuse(options: dict[str, Any]) -> None:
-    """Raise for options that have no meaning together."""
+    """Raise for options that have no meaning together, or here."""
+    if options["workers"] > 1 and not options["dry_run"]:
+        try:
+            same_command()
+        except Unsupported as error:
+            raise CommandError(str(error), returncode=USAGE_ERROR) from error
     if options["watch"] is not None:
         if options["dry_run"]:
             raise CommandError(

@@ -63,10 +63,7 @@ def _follow(stream: IO[str] | None, operations: list[str], about_itself: list[st
     def follow() -> None:
         with suppress(ValueError):  # closed, by a test that has ended before it was read
             for line in pipe:
-                if re.search(
-                    r"process \d+ died while it handled row|LISTEN failed|its handler_timeout of",
-                    line,
-                ):
+                if re.search(r"was at work when its process died|LISTEN failed", line):
                     operations.append(line.rstrip("\n"))
                 elif re.match(r"watching |stopped by SIG|ended after ", line):
                     about_itself.append(line.rstrip("\n"))
