@@ -334,15 +334,16 @@ class Messages(Session):
     def settle(self, question: Question[Any], write: Write) -> Collection[Any]:
         self.connection.ensure_connection()
         write = Write(resolve(write.values), write.pks, write.asks, write.expected)
-        statements = [writing(question, write, None)]
-        if write.asks and not question.asks_own_row:
-            statements = [BEGIN, *statements, still_asked(question, write.pks), COMMIT]
+        asks_more = write.asks and not question.asks_own_row
+        statements = [*[BEGIN] * asks_more, writing(question, write, None)]
         try:
-            answers = self._send_checked(statements, write.pks)
+            written = {str(key) for key, _ in self._send_checked(statements, write.pks)[-1]}
+            pks = [pk for pk in write.pks if str(pk) in written]
+            if asks_more:
+                # Rows that were not written, because they are locked or lost, are still pending.
+                asked = [still_asked(question, pks)] if pks else []
+                self._send_checked([*asked, COMMIT], pks)
         except BaseException:
             self.rollback()
             raise
-        written = {str(key) for key, _ in answers[min(1, len(answers) - 1)]}
-        if len(written) == len(write.pks):
-            return write.pks
-        return [pk for pk in write.pks if str(pk) in written]
+        return pks

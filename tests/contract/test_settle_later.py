@@ -119,6 +119,49 @@ def test_a_settlement_is_not_written_in_the_transaction_of_a_claim(make: the.Mak
     assert the.places(done=True) == [0, 1, 3]
 
 
+SPANNING = the.PENDING.filter(pk__in=the.PENDING.values("pk"))
+
+
+@the.each_delivery
+def test_a_row_of_a_spanning_question_is_settled_once_no_other_session_has_it_locked(
+    make: the.Make,
+) -> None:
+    the.errands(2)
+    other: Any = connection.copy()
+    other.set_autocommit(False)
+
+    def lock(row: Errand) -> None:
+        if row.place == 0:
+            with other.cursor() as cursor:
+                cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [row.pk])
+
+    def release(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        result = execute(sql, *rest)
+        if sql.startswith("WITH dcl_mine"):
+            other.rollback()
+        return result
+
+    try:
+        with connection.execute_wrapper(release):
+            assert_run(make(lock, pending=SPANNING)(), processed=2)
+    finally:
+        other.close()
+    assert the.places(done=True) == [0, 1]
+
+
+@the.each_delivery
+def test_a_row_of_a_spanning_question_that_was_taken_over_is_lost(make: the.Make) -> None:
+    the.errands(2)
+
+    def take_over(row: Errand) -> None:
+        if row.place == 0:
+            mine = Errand.objects.filter(pk=row.pk)
+            the.elsewhere(lambda: mine.update(leased_until=None, claimed_at=None))
+
+    assert_run(make(take_over, pending=SPANNING)(), processed=1, lease_lost=1)
+    assert the.places(done=True) == [1]
+
+
 # --- code of others that is called between two rows, or for each statement
 
 
