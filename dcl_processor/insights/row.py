@@ -28,6 +28,9 @@ _MOST_NAMED, _LONGEST_KEY = 3, 80
 
 _RUNS = "a run would handle it now"
 
+#: What no column shows of a group whose workers only lock their rows and their key.
+_UNSEEN = ", unless a worker has another row of its group"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -87,9 +90,10 @@ def show(
     for name in [name for name in columns if name.startswith(_PART)]:
         parts[name.removeprefix(_PART)] = Answer(bool(columns.pop(name)))
     holds = asker.ask(lambda asked: Answer(_holds(processor, asked, pk, columns)))
-    if processor.group_by is not None:
-        free = None if holds.how is How.UNKNOWN else not holds.value
-        parts["key_free"] = Answer(free, holds.how, holds.why)
+    if holds.how is How.UNKNOWN:
+        parts["key_free"] = Answer.unknown(holds.why)
+    elif holds.value or (holds.value is not None and not processor.is_transactional):
+        parts["key_free"] = Answer(not holds.value)
     parts["given_up"] = asker.ask(
         lambda asked: Answer(
             rows.in_state("given_up", processor, asked).filter(these([pk])).exists()
@@ -108,6 +112,8 @@ def show(
         reason = f"{rows.UNLEASED}; requeue or mark-done it"
     else:
         reason = _reason(processor, parts, columns, now, holds.value or "") or _locked(locked)
+    is_unseen = holds.value == "" and processor.is_transactional and reason == _RUNS
+    reason += _UNSEEN if is_unseen else ""
     return Row(processor.name, pk, asker.using, reason, parts, columns, locked)
 
 
@@ -144,14 +150,14 @@ def _columns(
 
 def _holds(
     processor: Definition[Any], question: Question[Any], pk: Any, columns: Mapping[str, Any]
-) -> str:
-    """Return what keeps the row's key from it; empty: the row has a place, or needs none."""
+) -> str | None:
+    """Return what keeps the row's key from it, empty if nothing does; ``None``: it has no key."""
     if processor.group_by is None:
-        return ""
+        return None
     column = column_of(processor, "group_by", question.model)
     key, most = {column: columns[column]}, processor.most_of_a_key or 1
     if columns[column] is None:
-        return ""
+        return None
     at_work = in_flight(processor, question)
     if at_work is not None:
         others = at_work.filter(**key).exclude(these([pk])).order_by("pk")
@@ -199,7 +205,7 @@ def _reason(
 
 def _of_others(no: Collection[str], parts: Mapping[str, Answer[bool]], holds: str) -> str:
     if holds:
-        return f"its key is held{holds}"
+        return f"its group is in use{holds}"
     for part in parts.values():
         if part.how is How.UNKNOWN:
             return _unknown(part.why)

@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import F, Func, IntegerField
+from django.db.models import F, Func, IntegerField, Q
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.insights import pace
 from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Level, Moment
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.status import ASKED, status
+from dcl_processor.insights.rows import UNLEASED, Listed, listed
+from dcl_processor.insights.status import ASKED, LINE, status, troubles_first
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected, time_limits
 from tests.contract.support.temporary import temporary
-from tests.models import Errand
+from tests.models import Depot, Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -141,6 +143,171 @@ def test_an_old_claim_is_in_doubt_and_a_young_one_in_progress() -> None:
     assert (found["in_progress"].value, found["in_doubt"].value) == (2, 1)
     found = ask(run, doubt_after=0)
     assert (found["in_progress"].value, found["in_doubt"].value) == (1, 2)
+
+
+# --- rows that wait for their key
+
+
+if connection.vendor != "mysql":  # which has no keys
+
+    def keyed(make: the.Make, **options: Any) -> BatchProcessor[Any]:
+        return make(the.ignore, group_by="place", retry=the.retry(), **options)
+
+    def due_and_held(run: BatchProcessor[Any]) -> tuple[int, int]:
+        found = answers(run, only=("due", "held"))
+        return found["due"], found["held"]
+
+    def test_rows_of_a_key_whose_places_are_taken_are_held_and_not_due() -> None:
+        """Nothing would start them now, and no retry time says so."""
+        for place in (1, 1, 1, 2, 2):
+            Errand.objects.create(place=place)
+        Errand.objects.filter(pk=Errand.objects.earliest("pk").pk).update(
+            leased_until=ago(hours=-1)
+        )
+        Errand.objects.create(place=2, next_attempt_at=ago(hours=-1))
+        assert due_and_held(keyed(the.at_least_once)) == (2, 2)
+        assert due_and_held(keyed(the.at_least_once, max_per_group=2)) == (4, 0)
+        assert due_and_held(the.at_least_once(the.ignore, retry=the.retry())) == (4, 0)
+
+    def test_a_row_in_doubt_holds_its_key() -> None:
+        the.errands(2)
+        Errand.objects.update(place=1)
+        Errand.objects.create(place=1, claimed=True, claimed_at=ago(hours=2))
+        assert due_and_held(keyed(the.at_most_once, reset={"claimed": False})) == (0, 2)
+
+    def test_a_lapsed_lease_holds_no_key() -> None:
+        """The next run takes its row over, and then the others."""
+        Errand.objects.create(place=1, leased_until=ago(minutes=1))
+        Errand.objects.create(place=1)
+        assert due_and_held(keyed(the.at_least_once)) == (2, 0)
+
+    def test_in_order_rows_behind_one_that_is_not_due_are_held() -> None:
+        for place in (1, 1, 2, 2):
+            Errand.objects.create(place=place)
+        run = keyed(the.transactional, in_order=True)
+        assert due_and_held(run) == (4, 0)
+        first = Errand.objects.earliest("pk")
+        Errand.objects.filter(pk=first.pk).update(next_attempt_at=ago(hours=-1))
+        assert due_and_held(run) == (2, 1)
+
+
+# --- how long until it is done
+
+
+def test_the_time_left_follows_from_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = the.transactional(the.ignore, name="tests.paced"), [1000.0]
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    the.errands(100)
+    first = status(run, only=["rate", "time_left"]).answers
+    assert {each.how for each in first.values()} == {How.NOT_RECORDED}
+    Errand.objects.filter(place__lt=40).update(done=True)
+    now[0] += 20
+    second = status(run, only=["rate", "time_left"]).answers
+    assert {name: each.value for name, each in second.items()} == {"rate": 2.0, "time_left": 30.0}
+    now[0] += 20
+    third = status(run, only=["rate", "time_left"]).answers
+    assert (third["rate"].value, third["time_left"].how) == (0.0, How.NOT_RECORDED)
+
+
+# --- the states of a processor
+
+
+def test_a_processor_in_trouble_comes_first() -> None:
+    idle = the.transactional(the.ignore, name="tests.idle", pending=Errand.objects.none())
+    doubtful = the.at_most_once(the.ignore, name="tests.doubtful")
+    the.errands(1)
+    Errand.objects.create(claimed=True, claimed_at=ago(hours=1))
+    waits = the.transactional(the.ignore, name="tests.waits")
+    found = [status(each, only=[*LINE]) for each in (idle, waits, doubtful)]
+    assert [(each.name, each.state) for each in troubles_first(found)] == [
+        ("tests.doubtful", "in doubt"),
+        ("tests.waits", "waiting"),
+        ("tests.idle", "idle"),
+    ]
+
+
+# --- the rows of a state
+
+
+def pages(run: BatchProcessor[Any], state: str, **options: Any) -> list[Listed]:
+    """Return all rows, page by page."""
+    found, after = list[Listed](), None
+    while True:
+        page = listed(run, state, after=after, **options).value
+        assert page is not None
+        found += page.rows
+        after = page.after
+        if after is None:
+            return found
+
+
+def test_all_rows_of_a_state_are_listed_in_pages() -> None:
+    run = the.at_least_once(
+        the.ignore, retry=the.retry(), failed={"dead": True}, pending_since="claimed_at"
+    )
+    the.errands(7, dead=True, attempts=3, last_error="OSError: no\nroute", claimed_at=ago(hours=1))
+    found = pages(run, "given_up", size=3)
+    assert [each.pk for each in found] == [row.pk for row in Errand.objects.order_by("pk")]
+    row = found[0]
+    assert (row.key, row.attempts, row.error) == (str(row.pk), 3, "OSError: no route")
+    assert row.since is not None
+    assert round(row.since.seconds, -1) == 3600
+    assert list(row.as_dict()) == ["key", "since", "seconds", "attempts", "error", "remark"]
+    assert [each.pk for each in pages(run, "given_up", kind="OSError")] == [
+        each.pk for each in found
+    ]
+    assert pages(run, "given_up", kind="KeyError") == []
+    assert pages(run, "due") == []
+
+
+def test_the_time_of_a_listed_row_is_that_of_its_state() -> None:
+    run = the.at_most_once(the.ignore, retry=the.retry(), reset={"claimed": False})
+    Errand.objects.create(claimed=True, claimed_at=ago(hours=2))
+    Errand.objects.create(next_attempt_at=ago(hours=-3))
+    for state, hours in (("in_doubt", 2), ("later", -3)):
+        (row,) = pages(run, state)
+        assert row.since is not None
+        assert round(row.since.seconds / 3600) == hours
+
+
+def test_a_row_that_a_join_gives_twice_is_listed_once() -> None:
+    depot = Depot.objects.create(name="north")
+    parcel = Parcel.objects.create(depot=depot)
+    for _ in range(3):
+        Scan.objects.create(parcel=parcel)
+    pending = Parcel.objects.filter(sent=False, scans__ok=True)
+    run = batch_processor(pending=pending, done={"sent": True})(the.ignore)
+    assert [each.pk for each in pages(run, "due", size=2)] == [parcel.pk]
+
+
+def test_rows_of_what_no_column_records_cannot_be_listed() -> None:
+    found = listed(the.at_most_once(the.ignore, claim=None, claimed_at=None), "in_doubt")
+    assert (found.value, found.how) == (None, How.NOT_RECORDED)
+
+
+def unleased() -> BatchProcessor[Any]:
+    marked = Q(claimed=True, leased_until__isnull=False)
+    return the.at_least_once(
+        the.ignore,
+        pending=Errand.objects.filter(Q(claimed=False) | marked, done=False),
+        claim={"claimed": True},
+        reset={"claimed": False},
+        done={"done": True, "claimed": False},
+    )
+
+
+def test_a_row_with_a_mark_and_no_lease_is_named() -> None:
+    """An older loop has left it, no worker takes it, and it is in no other state."""
+    left = Errand.objects.create(claimed=True)
+    Errand.objects.create(claimed=True, leased_until=ago(minutes=-5))
+    Errand.objects.create(claimed=True, leased_until=ago(minutes=5))
+    Errand.objects.create()
+    run = unleased()
+    assert answers(run, only=("in_doubt",)) == {"in_doubt": 1}
+    (row,) = pages(run, "in_doubt")
+    assert row.pk == left.pk
+    assert row.remark == UNLEASED
+    assert rows.show(run, left.pk).reason.startswith(UNLEASED)
 
 
 # --- caps and time limits
