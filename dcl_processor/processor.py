@@ -248,8 +248,7 @@ class BatchProcessor(Definition[M]):
 
         The flips are tried on the first row that is free, and rolled back. Raises
         ``InsideTransaction``, ``TooManyPending``, ``StillPending`` and the configuration errors
-        that depend on the model, as ``run()`` does; and, if the flip is a function of the row that
-        cannot be written to that row, the row's error.
+        that depend on the model, as ``run()`` does.
         """
         with self._entered():
             return dry_run(self, filter=filter, using=using, limit=limit)

@@ -5,8 +5,7 @@ This shows the mistake after which every run would send every mail again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,16 +29,23 @@ def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
     return model in processor._identity.verified
 
 
-def verify(processor: Definition[Any], session: Session, question: Question[Any], row: Row) -> None:
+def verify(
+    processor: Definition[Any], session: Session, question: Question[Any], row: Row
+) -> Exception | None:
     """Raise if a flip leaves the row in ``pending``, or a mark under a lease takes it out.
 
-    In the transaction that has the row locked.
+    In the transaction that has the row locked. Returns the error with which a flip of this row was
+    refused, which its handler may change.
     """
     mark, removed = _mark(processor)
-    for option, values in _flips(processor, row):
+    flips, refused = _flips(processor, row)
+    for option, values in flips:
         writes = [mark] if option == "claim" else [mark, {**removed, **values}]
         is_constant = option != "done" or processor._has_fixed_flip
         leaves = _leaves(session, question, row, writes, values if is_constant else {})
+        if isinstance(leaves, Exception):
+            refused = refused or leaves
+            continue
         if option == "done" and leaves:
             processor._identity.proven.add(question.model)
         if option == "claim" and processor.lease is not None:
@@ -48,12 +54,13 @@ def verify(processor: Definition[Any], session: Session, question: Question[Any]
         elif leaves is False:
             raise StillPending(_still_pending(processor, option, values, row.pk))
     reset = (processor.claim and processor.reset) or {}
-    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], {}):
+    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], {}) is True:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(reset)!r} to put a claimed row back into "
             f"pending, got row {row.pk} not pending after it; no handler was called."
         )
     processor._identity.verified.add(question.model)
+    return refused
 
 
 def _mark(processor: Definition[Any]) -> tuple[Values, Values]:
@@ -64,24 +71,29 @@ def _mark(processor: Definition[Any]) -> tuple[Values, Values]:
     return {**(processor.claim or {}), **times}, dict.fromkeys(times)
 
 
-def _flips(processor: Definition[Any], row: Row) -> Iterator[tuple[str, Values]]:
-    if processor.claim:
-        yield "claim", processor.claim
-    if processor.failed:
-        yield "failed", processor.failed
-    if processor._flip_needs_result:
-        return
+def _flips(
+    processor: Definition[Any], row: Row
+) -> tuple[list[tuple[str, Values]], Exception | None]:
+    """Return what is tried, and the error of a function that gives no flip for this row alone."""
+    tried = [
+        (option, values)
+        for option, values in (("claim", processor.claim), ("failed", processor.failed))
+        if values
+    ]
     if processor._has_fixed_flip:
-        yield "done", processor.done or {}
-    elif processor._writes("get_done"):
-        with suppress(InvalidDone):  # of this row alone: its handler is called, and it fails
-            yield "done", bookkeeping.given(processor, row.instance)
+        tried.append(("done", processor.done or {}))
+    elif processor._writes("get_done") and not processor._flip_needs_result:
+        try:
+            tried.append(("done", bookkeeping.given(processor, row.instance)))
+        except InvalidDone as error:
+            return tried, error
+    return tried, None
 
 
 def _leaves(
     session: Session, question: Question[Any], row: Row, writes: Sequence[Values], constants: Values
-) -> bool | None:
-    """Return whether the values take the row out of ``pending``; ``None``: it was refused.
+) -> bool | Exception:
+    """Return whether the values take the row out of ``pending``, or how that was refused.
 
     That ends the run if no handler can change it, because the refused values are ``constants``.
     Otherwise the row's own flip decides.
@@ -91,10 +103,11 @@ def _leaves(
     except bookkeeping.UNWRITABLE as error:
         if constants:
             raise bookkeeping.invalid_done(session.label, error) from error
+        return error
     except Error as error:
         if constants and is_refusal(error):
             raise InvalidDone(_refused(session, question, row, constants, error)) from error
-    return None
+        return error
 
 
 def _refused(

@@ -21,8 +21,8 @@ class DryRun:
     10,000, and 10,001 means that there are more. ``limit``: that of the run. ``first``: the primary
     keys of the first 5 rows that the run would try, in its order. ``rehearsed``: the row on which
     the flip was tried and rolled back; ``None``: no row was free, or the flip is not known before
-    the handler has returned. ``refused``: how the database refused the flip of that row; a handler
-    may change that.
+    the handler has returned. ``refused``: why the flip of that row was refused; a handler may
+    change that.
     """
 
     name: str

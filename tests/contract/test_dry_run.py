@@ -18,7 +18,7 @@ from dcl_processor.exceptions import (
     TooManyPending,
 )
 from dcl_processor.pending import scan
-from dcl_processor.report.report import MOST_COUNTED, DryRun
+from dcl_processor.report.dry_run import MOST_COUNTED, DryRun
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
@@ -137,6 +137,27 @@ def test_a_flip_that_only_a_handler_shows_is_not_tried(options: Any) -> None:
     found = the.transactional(never, **options).dry_run()
     assert (found.due, len(found.first), found.rehearsed) == (2, 2, None)
     assert str(found).endswith("; no flip was tried")
+
+
+@the.all_deliveries
+def test_it_says_that_the_database_refuses_the_flip_of_the_row(make: the.Make) -> None:
+    """A handler may change that, so that the run is not refused as a whole."""
+    Errand.objects.create(code="taken", done=True, claimed=True)
+    row = Errand.objects.create()
+    found = make(never, done={"done": True, "claimed": True, "code": "taken"}).dry_run()
+    assert (found.first, found.rehearsed) == ((row.pk,), None)
+    assert str(row.pk) in found.refused
+    assert str(found).endswith(f"; {found.refused.removeprefix(f'{found.name}: ')}")
+    assert "code" in found.refused
+    assert the.untouched(row)
+
+
+def test_it_says_that_a_function_gives_no_flip_for_the_row() -> None:
+    row = Errand.objects.create()
+    found = the.transactional(never, done=lambda row: {"no_such": 1 // row.place}).dry_run()
+    assert found.rehearsed is None
+    assert f"row {row.pk} cannot be flipped: " in found.refused
+    assert "ZeroDivisionError" in found.refused
 
 
 if HAS_ROW_LOCKS:
