@@ -25,6 +25,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "dcl_processor",
     "dcl_processor.admin_page",
+    "dcl_processor.ledger",
     "sample_app.shop",
 ]
 MIDDLEWARE = [

@@ -9,7 +9,8 @@ from typing import Any
 
 from django.core.mail import EmailMessage
 from django.core.mail.backends.base import BaseEmailBackend
-from django.db.models import QuerySet
+from django.db.models import DateTimeField, F, QuerySet
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
@@ -27,6 +28,7 @@ CART_KEPT = timedelta(days=30)
         shipped_at__isnull=False, shipped_email_sent=False
     ).select_related("customer"),
     done={"shipped_email_sent": True},
+    pending_since="shipped_at",
     resource=mail_connection,
 )
 def send_shipped_emails(order: Order, connection: BaseEmailBackend) -> None:
@@ -44,6 +46,7 @@ class NoteOverdueOrders(BatchProcessor[Order]):
     """Note each order whose shipment is late."""
 
     done = {"overdue_noted": True}
+    pending_since = Cast("required_date", DateTimeField())
 
     def pending(self) -> QuerySet[Order]:
         """Return the orders past their required date, as of today."""
@@ -70,6 +73,7 @@ class CapturePayments(BatchProcessor[Payment]):
     failed = {"state": Payment.State.REFUSED}
     reset = {"state": Payment.State.DUE}
     retry = Retry(max_attempts=4, backoff=1, on=NotCharged)
+    pending_since = F("order__shipped_at")
 
     def pending(self) -> QuerySet[Payment]:
         """Return the payments that are due for orders that have shipped."""
@@ -108,6 +112,7 @@ capture_payments = CapturePayments()
     delivery=Delivery.AT_LEAST_ONCE,
     lease=Lease(10),
     retry=Retry(max_attempts=6, backoff=1),
+    pending_since="shipped_at",
     resource=open_warehouse,
 )
 async def push_to_warehouse(order: Order, warehouse: Warehouse) -> None:
@@ -121,6 +126,7 @@ class ExpireCarts(BatchProcessor[Cart]):
     name = "shop.expire_carts"
     batch_size = 100
     done = {"expired": True}
+    pending_since = F("touched_at") + CART_KEPT
 
     def pending(self) -> QuerySet[Cart]:
         """Return the open carts that were not touched for ``CART_KEPT``."""
@@ -141,6 +147,7 @@ expire_carts = ExpireCarts()
         shipped_at__isnull=False, invoice__printed=False
     ).select_related("customer", "invoice"),
     batch_size=25,
+    pending_since="shipped_at",
 )
 def print_invoices(order: Order) -> None:
     """Print the invoice that goes into the parcel."""

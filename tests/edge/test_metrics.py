@@ -278,7 +278,7 @@ def test_a_run_without_the_options_imports_no_metrics_answers_ledger_or_page() -
         "call_command('processors', 'run', 'warehouse.deliver')\n"
         "print(*[each for each in sys.modules if each.startswith(('celery', 'prometheus_client', "
         "'opentelemetry', 'dcl_processor.contrib', "
-        "'dcl_processor.insights', 'dcl_processor.ledger', 'dcl_processor.admin_page'))])"
+        "'dcl_processor.insights', 'dcl_processor.ledger.models', 'dcl_processor.admin_page'))])"
     )
     done = python("-c", code)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
