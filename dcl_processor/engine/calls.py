@@ -147,7 +147,8 @@ class Handler:
         return noted
 
     def _judged(self, error: BaseException, since: float) -> Outcome:
-        self._leave_fork(1)
+        code = error.code if isinstance(error, SystemExit) else 1
+        self._leave_fork(code if isinstance(code, int) else int(code is not None))
         if ends_the_run(error):
             raise error
         return judge(error, duration=time.monotonic() - since)

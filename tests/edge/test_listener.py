@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from dcl_processor.watch import notify
-from dcl_processor.watch.notify import Listener
+from dcl_processor.workers import notify
+from dcl_processor.workers.listener import Listener
 from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching

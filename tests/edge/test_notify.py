@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.watch import notify
+from dcl_processor.workers import notify
 from tests.contract.support.sessions import end_session
 from tests.models import Parcel
 

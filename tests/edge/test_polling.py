@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report, Retry, batch_processor
-from dcl_processor.pending.steady import LONGEST_BACKOFF
-from dcl_processor.watch import watch
-from dcl_processor.watch.watch import Pace, did_something
+from dcl_processor.operator.times import LONGEST_BACKOFF
+from dcl_processor.workers import watch
+from dcl_processor.workers.watch import Pace, did_something
 from tests.models import Parcel
 
 

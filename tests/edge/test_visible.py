@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import threading
@@ -14,8 +13,7 @@ from django.core.management import call_command
 from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor.processes import visible
-from dcl_processor.processes.visible import label, named_sessions, session_name
+from dcl_processor.workers.visible import label, named_sessions, session_name
 from tests.edge.manage import at_gate, started
 from tests.edge.watchers import parcels
 from tests.waiting import PATIENCE
@@ -54,18 +52,6 @@ def test_the_sessions_of_a_worker_have_its_name_while_it_works(gate: Path, worke
         process.communicate(timeout=PATIENCE)
     numbers = [f" {number}/{workers}" if workers > 1 else "" for number in range(1, workers + 1)]
     assert found == {f"shop dcl {DELIVER}{number} {HOST}" for number in numbers}
-
-
-def test_the_processes_of_copies_have_titles(gate: Path) -> None:
-    parcels("gate", "gate", "")
-    with started("run", DELIVER, "--workers", "2", GATE=str(gate)) as process:
-        titles = {
-            Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode()
-            for pid in at_gate(gate, handlers=2)
-        }
-        (gate / "open").touch()
-        process.communicate(timeout=PATIENCE)
-    assert titles == {f"dcl {DELIVER} 1/2", f"dcl {DELIVER} 2/2"}
 
 
 def test_a_session_that_is_open_keeps_its_name_and_nothing_is_sent(
@@ -138,16 +124,6 @@ def test_a_long_name_keeps_the_number_of_the_worker_and_the_host(work: str, befo
 def test_a_worker_of_several_processors_has_their_number() -> None:
     assert label(["shop.send", "shop.note"], 2, 4) == "2 processors 2/4"
     assert label(["shop.send"]) == "shop.send"
-
-
-def test_without_setproctitle_a_process_keeps_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        assert name == "setproctitle"
-
-    before = Path(f"/proc/{os.getpid()}/cmdline").read_bytes()
-    monkeypatch.setattr(visible, "find_spec", missing)
-    visible.title("shop.send 1/2")
-    assert Path(f"/proc/{os.getpid()}/cmdline").read_bytes() == before
 
 
 def test_databases_may_share_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
