@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dcl_processor.engine.context import Context
 from dcl_processor.engine.locked import claim, commit, handle_locked
 from dcl_processor.engine.marked import claim_and_mark, hand_out, settle_ended
 from dcl_processor.engine.rows import Batch
+from dcl_processor.options.kinds import Delivery
 
 
 def transactional(run: Context, batch: Batch) -> None:
@@ -25,3 +28,11 @@ def marked_first(run: Context, batch: Batch) -> None:
     hand_out(run, batch)  # no transaction is open during the work
     # Race: lost lease that writes. A row that another worker has taken over has another lease.
     settle_ended(run)  # those whose handlers have ended
+
+
+#: What delivers a batch, by the processor's option.
+DELIVERIES: dict[str, Callable[[Context, Batch], None]] = {
+    Delivery.TRANSACTIONAL: transactional,
+    Delivery.AT_MOST_ONCE: marked_first,
+    Delivery.AT_LEAST_ONCE: marked_first,
+}

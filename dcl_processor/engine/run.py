@@ -12,7 +12,7 @@ from django.db.models import Q
 from dcl_processor.engine import limits as limits_
 from dcl_processor.engine.calls import START, Call
 from dcl_processor.engine.context import GATE_PAUSE, Context
-from dcl_processor.engine.deliveries import marked_first, transactional
+from dcl_processor.engine.deliveries import DELIVERIES
 from dcl_processor.engine.executors import Inline, Loop, Threads
 from dcl_processor.engine.failing import isolate
 from dcl_processor.engine.keyed import KeyedSource
@@ -60,7 +60,7 @@ class Run(Context):
         )
         super().__init__(processor, limits, filter, using)
         self.concurrency = concurrency
-        self._deliver = transactional if processor.is_transactional else marked_first
+        self._deliver = DELIVERIES[processor.delivery]
 
     def execute(self) -> Report:
         known = {"processor": self.processor.name, "run_id": self.observers.run_id}
