@@ -16,13 +16,14 @@ from django.db import connection, connections, models
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor import BatchProcessor, backlog, batch_processor, steady
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.operator import backlog
 from dcl_processor.operator.actions import doubts
 from dcl_processor.operator.registry import Found
-from dcl_processor.processes.visible import operations, quiet_unless_configured
+from dcl_processor.workers.visible import operations, quiet_unless_configured
 from tests.contract.support.clocks import HOUR, Clock
 from tests.edge.manage import (
     Install,
