@@ -18,7 +18,7 @@ from dcl_processor.operator import actions
 from dcl_processor.options import names, validation
 from dcl_processor.options.options import DefaultName, Definition, Identity, options
 from dcl_processor.report.dry_run import DryRun
-from dcl_processor.report.exceptions import Unsupported
+from dcl_processor.report.exceptions import InvalidOption, Unsupported
 from dcl_processor.report.report import Report
 from dcl_processor.workers import notify
 
@@ -256,6 +256,11 @@ class BatchProcessor(Definition[M]):
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """Refuse a run inside a run, and one while the module is imported; note this one."""
+        if not hasattr(self, "_identity"):
+            raise InvalidOption(
+                f"expected {type(self).__name__}.__init__() to call super().__init__(), which "
+                "checks the options, got a processor without them."
+            )
         if (module := importing.get()) is not None:
             raise Unsupported(
                 f"expected {self.name} to run after {module} is imported, got a call at module "

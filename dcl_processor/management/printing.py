@@ -35,6 +35,9 @@ LABELS = {
     "time_left": "time left",
 }
 
+#: The answers that are shown only if there is something to show.
+RARE = ("held", "rate", "time_left")
+
 #: The parts of the question why a row is handled.
 PARTS = {
     "pending": "in pending",
@@ -76,7 +79,7 @@ def answer(found: Answer[Any], name: str = "") -> str:
 def _short(found: Answer[Any], name: str) -> str:
     """Write an answer for a narrow column: "?" is not known, "-" not recorded or none."""
     value = found.value
-    if value is None:
+    if value is None or (name == "time_left" and not value):
         return "?" if found.how == "unknown" else "-"
     if name in ("oldest", "time_left"):
         return span(getattr(value, "seconds", value))
@@ -119,6 +122,8 @@ def status(found: Status) -> Iterator[str]:
     elif found.kept_back:
         yield from _labelled("not running", 15, printable(found.kept_back))
     for name, label in LABELS.items():
+        if name in RARE and not found.answers[name].value:
+            continue
         text, since = answer(found.answers[name], name), found.answers.get(f"{name}_since")
         if since is not None and since.value:
             text += f", since {answer(since)}"

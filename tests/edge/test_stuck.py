@@ -6,14 +6,10 @@ import json
 import os
 import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from dcl_processor.insights.answer import Answer, How
-from dcl_processor.insights.locks import Locked
-from dcl_processor.management import conditions
 from tests.edge.manage import Install, Manage, processors
 from tests.edge.stuck import OF_ERRORS, another_session, claimed, on_a_terminal
 from tests.edge.watchers import parcels
@@ -55,21 +51,32 @@ def test_status_shows_what_waits_and_what_is_stuck(manage: Manage) -> None:
         "  given up        0",
         "  last errors     " + NO_ERRORS,
     ]
-    assert lines[9] == "  locked          0"
-    assert lines[10] == "warehouse.fetch (at_most_once, database 'default')"
-    assert lines[16].startswith("  in doubt        1, since 20")
-    assert lines[16].endswith(" UTC (10 min ago)")
+    assert lines[9] == "warehouse.fetch (at_most_once, database 'default')"
+    assert lines[15].startswith("  in doubt        1, since 20")
+    assert lines[15].endswith(" UTC (10 min ago)")
 
 
-def test_status_names_who_holds_a_row_and_the_last_errors(manage: Manage) -> None:
+def test_without_names_status_is_a_line_for_each_processor_troubles_first(manage: Manage) -> None:
+    parcels("", "")
+    claimed()
+    head, first, *others = manage("status").out.splitlines()
+    columns = "pending oldest in progress in doubt given up rows/s left state processor"
+    assert head.split() == columns.split()
+    assert first.split() == ["0", "-", "0", "1", "0", "-", "-", "in", "doubt", "warehouse.fetch"]
+    names = [line.split()[-1] for line in others]
+    assert names.index("warehouse.deliver") < names.index("shop.send_shipped_emails")
+
+
+def test_status_has_the_last_errors_and_show_has_who_holds_a_row(manage: Manage) -> None:
     row = Errand.objects.create(result="x", attempts=1, last_error="OSError: no\nroute")
     lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
     with another_session(lock, row.pk, name="a clerk"):
-        done = manage("status", "warehouse.try_twice")
+        done = manage("show", "warehouse.try_twice", str(row.pk))
     assert done.code == 0
-    assert f"  last errors     1 × OSError: no route (row {row.pk})\n" in done.out
-    assert "  locked          1 by pid " in done.out
+    assert "  locked             by pid " in done.out
     assert ", a clerk, role " in done.out
+    done = manage("status", "warehouse.try_twice")
+    assert f"  last errors     1 × OSError: no route (row {row.pk})\n" in done.out
 
 
 def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
@@ -95,7 +102,7 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
         (["oldest>15m"], 2, "warehouse.fetch has, got 'oldest>15m': set pending_since=…"),
         (["doubt>0"], 2, "expected a condition such as 'in_doubt>0'"),
         (["in_doubt>few"], 2, "expected in_doubt and a number of rows, got 'few'"),
-        (["pending>" + "9" * 19], 3, "pending could not be found out"),
+        (["pending>" + "9" * 19], 2, "expected pending and a number of rows, got"),
         (["oldest>soon"], 2, "expected a duration up to ten years, such as 90"),
     ],
 )
@@ -134,36 +141,15 @@ def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known() -> None:
 def test_a_bound_above_the_usual_limit_is_counted_to(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dcl_processor import backlog
+    from dcl_processor.operator import backlog
 
     monkeypatch.setattr(backlog, "MOST", 2)
     parcels(*[""] * 4)
     shown = manage("status", "warehouse.deliver")
     assert (shown.code, shown.err) == (0, "")
     assert "pending         more than 2\n" in shown.out
-    assert "locked          none of the first 2 rows\n" in shown.out
     assert manage("status", "warehouse.deliver", "--fail-if", "pending>3").code == 1
     assert manage("status", "warehouse.deliver", "--fail-if", "pending>4").code == 0
-
-
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
-        ("locked>2", True),
-        ("locked>3", None),
-        ("locked>=3", True),
-        ("locked>=4", None),
-        ("pending>3", True),
-        ("pending>=5", None),
-    ],
-)
-def test_a_number_that_is_a_part_decides_only_what_it_shows(
-    condition: str, expected: bool | None
-) -> None:
-    """At least three rows are locked, and more than three wait."""
-    value = Locked(3, ()) if condition.startswith("locked") else 3
-    answer: Answer[Any] = Answer(value, How.MORE_THAN)
-    assert conditions.parse(condition).holds(answer) is expected
 
 
 def test_what_takes_too_long_is_unknown_and_decides_no_condition(
@@ -224,7 +210,9 @@ def test_the_age_of_the_oldest_row_is_a_condition(manage: Manage, install: Insta
     assert "aging.send: oldest>15m, got 20" in done.err
     assert manage("status", "aging.send", "--fail-if", "oldest>0.5h").code == 0
     listed = next(line for line in manage("list").out.splitlines() if "aging.send" in line)
-    assert listed.split() == ["1", "20", "min", "waiting", "aging.send", "Send", "a", "parcel."]
+    assert listed.split() == [
+        *("1", "20", "min", "-", "waiting", "aging.send", "Send", "a", "parcel.")
+    ]
 
 
 def test_list_has_the_states_of_stuck_rows(manage: Manage) -> None:
@@ -232,9 +220,9 @@ def test_list_has_the_states_of_stuck_rows(manage: Manage) -> None:
     claimed(minutes=0)
     given_up()
     states = {each["name"]: each["state"] for each in json.loads(manage("list", "--json").out)}
-    assert states["warehouse.fetch"] == ["in doubt", "in progress"]
-    assert states["warehouse.try_twice"] == ["given up"]
-    assert states["warehouse.deliver"] == ["idle"]
+    assert states["warehouse.fetch"] == "in doubt, in progress"
+    assert states["warehouse.try_twice"] == "given up"
+    assert states["warehouse.deliver"] == "idle"
 
 
 # --- show
@@ -305,7 +293,7 @@ def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["requeue", "warehouse.fetch"], "one of the arguments --pk --in-doubt --given-up"),
+        (["requeue", "warehouse.fetch"], "one of the arguments --pk --from --in-doubt --given-up"),
         (["requeue", "warehouse.deliver", "--pk", "1"], "expected reset=… for requeue()"),
         (
             ["discard", "warehouse.deliver", "--in-doubt", "1h", "--set", "sent=1"],
@@ -374,7 +362,71 @@ def test_a_run_for_some_rows(manage: Manage) -> None:
 
 
 def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
-    for condition in ("paused>1d", "lost>0"):
-        done = manage("status", "warehouse.deliver", "--fail-if", condition)
-        assert done.code == 2
-        assert "add 'dcl_processor.ledger' to INSTALLED_APPS" in done.err
+    done = manage("status", "warehouse.deliver", "--fail-if", "paused>1d")
+    assert done.code == 2
+    assert "add 'dcl_processor.ledger' to INSTALLED_APPS" in done.err
+
+
+# --- rows
+
+
+def test_rows_lists_all_rows_in_a_state_with_since_attempts_and_error(manage: Manage) -> None:
+    doubtful, young = claimed(), claimed(minutes=0)
+    done = manage("rows", "warehouse.fetch", "--in-doubt")
+    assert (done.code, done.err) == (0, "")
+    head, line = done.out.splitlines()
+    assert head.split() == ["key", "since", "attempts", "error"]
+    assert line.split() == [str(doubtful.pk), "10", "min", "-"]
+    dead = given_up()
+    done = manage("rows", "warehouse.try_twice", "--given-up")
+    assert done.out.splitlines()[1].split() == [str(dead.pk), "-", "2", "OSError:", "no", "route"]
+    assert manage("rows", "warehouse.try_twice", "--given-up", "--error", "X").out == (
+        "warehouse.try_twice: no rows\n"
+    )
+    assert str(young.pk) not in manage("rows", "warehouse.fetch", "--due").out
+
+
+def test_rows_are_read_in_pages_and_all_of_them_are_printed(manage: Manage) -> None:
+    """As CSV with a head, and as a JSON object in each line."""
+    Parcel.objects.bulk_create(Parcel() for _ in range(1_201))
+    pks = [str(pk) for pk in Parcel.objects.order_by("pk").values_list("pk", flat=True)]
+    head, *lines = manage("rows", "warehouse.deliver", "--due", "--csv").out.splitlines()
+    assert head == "key,since,attempts,error,remark"
+    assert [line.partition(",")[0] for line in lines] == pks
+    found = manage("rows", "warehouse.deliver", "--due", "--json").out.splitlines()
+    assert [json.loads(line)["key"] for line in found] == pks
+
+
+def test_an_error_in_a_row_forges_no_line_no_formula_and_shows_no_secret(manage: Manage) -> None:
+    errors = "=cmd|'/C calc'!A0", "no\n7,\x1b[2J", "password=hunter2"
+    for error in errors:
+        Errand.objects.create(result="x", attempts=2, last_error=error, dead=True)
+    for way in ("--csv", "--json"):
+        out = manage("rows", "warehouse.try_twice", "--given-up", way).out
+        assert len(out.splitlines()) == 3 + (way == "--csv")
+        assert "hunter2" not in out
+        assert "\x1b" not in out
+    assert ",'=cmd|" in manage("rows", "warehouse.try_twice", "--given-up", "--csv").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["warehouse.fetch"], 2, "one of the arguments --in-doubt --given-up --due --later"),
+        (["warehouse.fetch", "--due", "--csv", "--json"], 2, "expected --csv or --json, got both"),
+        (["warehouse.fetsh", "--due"], 2, "did you mean warehouse.fetch?"),
+        (["warehouse.fetch", "--in-doubt", "soon"], 2, "expected a duration up to ten years"),
+    ],
+)
+def test_rows_refuses_what_it_cannot_list(
+    manage: Manage, arguments: list[str], code: int, words: str
+) -> None:
+    done = manage("rows", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err
+
+
+def test_rows_that_could_not_be_found_out_are_no_answer() -> None:
+    done = processors("rows", "warehouse.fetch", "--in-doubt", DATABASE_URL=DOWN)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "expected the database 'default' to answer" in done.stderr

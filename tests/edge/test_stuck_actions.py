@@ -16,7 +16,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import operator_writes
+from dcl_processor.operator import writes
 from dcl_processor.options.worker import this_user
 from tests.edge.manage import Install, Manage, execute, processors
 from tests.edge.stuck import DEAD, OF_ERRORS, another_session, claimed, on_a_terminal
@@ -46,13 +46,13 @@ def test_a_row_that_is_claimed_again_while_it_is_chosen_is_left(
     """Before and after, it is claimed and not pending; the times differ."""
     row = claimed()
     later = timezone.now() - timedelta(minutes=5)
-    to_free = operator_writes.Write.to_free
+    to_free = writes.Write.to_free
 
     def claim_again(*args: object, **options: object) -> None:
         Errand.objects.update(claimed_at=later)
         to_free(*args, **options)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr(operator_writes.Write, "to_free", claim_again)
+    monkeypatch.setattr(writes.Write, "to_free", claim_again)
     done = manage("mark-done", FETCH, "--pk", str(row.pk), "--yes")
     assert done.out == f"{FETCH}: 1 row ({row.pk}) left: changed since the choice\n"
     row.refresh_from_db()
@@ -196,7 +196,7 @@ def test_an_error_tells_how_many_rows_had_been_written(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chunks before it are committed."""
-    monkeypatch.setattr(operator_writes, "WINDOW", 1)
+    monkeypatch.setattr(writes, "WINDOW", 1)
     rows = [claimed() for _ in range(3)]
     # The values settle the first row alone, which has the flip already.
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
@@ -229,8 +229,8 @@ def test_ctrl_c_tells_how_many_rows_had_been_written(
     manage: Manage, monkeypatch: pytest.MonkeyPatch, way: tuple[str, ...]
 ) -> None:
     """It comes between two chunks."""
-    monkeypatch.setattr(operator_writes, "WINDOW", 2)
-    tries, update = list[Any](), operator_writes.Write._update
+    monkeypatch.setattr(writes, "WINDOW", 2)
+    tries, update = list[Any](), writes.Write._update
 
     def interrupt(write: Any, pks: Any, values: Any) -> None:
         if tries:
@@ -238,7 +238,7 @@ def test_ctrl_c_tells_how_many_rows_had_been_written(
         tries.append(pks)
         update(write, pks, values)
 
-    monkeypatch.setattr(operator_writes.Write, "_update", interrupt)
+    monkeypatch.setattr(writes.Write, "_update", interrupt)
     for _ in range(3):
         claimed()
     done = manage("mark-done", FETCH, "--in-doubt", "5m", "--yes", *way)
@@ -531,11 +531,11 @@ def test_an_action_that_an_error_ends_is_in_the_log_too(
 ) -> None:
     row = claimed()
 
-    def fail(_: object, __: object, done: operator_writes.Written, **___: object) -> None:
+    def fail(_: object, __: object, done: writes.Written, **___: object) -> None:
         done.written.append(row.pk)
         raise raised
 
-    monkeypatch.setattr(operator_writes.Write, "to_free", fail)
+    monkeypatch.setattr(writes.Write, "to_free", fail)
     with caplog.at_level(logging.INFO, "dcl_processor.operations"):
         assert manage("requeue", FETCH, "--pk", str(row.pk), "--force", "--yes").code != 0
     (record,) = operations(caplog)
