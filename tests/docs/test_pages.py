@@ -177,8 +177,6 @@ def commented() -> dict[str, set[str]]:
     """Return the files in which a comment names each race."""
     files: dict[str, set[str]] = defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
-        if PACKAGE / "core" in path.parents:
-            continue  # it is used by nothing yet
         for race in re.findall(r"# Race: ([\w ]+)\.", path.read_text(encoding="utf-8")):
             files[race].add(str(path.relative_to(PACKAGE)))
     return files
@@ -215,7 +213,6 @@ def test_the_map_names_each_folder() -> None:
         r"`(\w+)/`", CONTRIBUTING.partition("## A map of the code")[2].partition("\n## ")[0]
     )
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    folders -= {"core"}  # it is used by nothing yet
     assert {*named} == {*folders} - {"contrib"} | {"dcl_processor"}
 
 
