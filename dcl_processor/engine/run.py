@@ -190,6 +190,7 @@ class Run(Context):
     def leave(self) -> None:
         """End a run that has taken no row."""
         self.session.rollback()
+        self.executor.close()
         if self.notes is not None:
             self.notes.close()
 

@@ -118,7 +118,8 @@ def writable(processor: Definition[Any], question: Question[Any]) -> Iterator[Fi
             raise
         what = f"{' and '.join(names)} cannot be written: {one_line(error).rstrip('.')}"
         yield _refused(what)
-    scan.count(question, MOST_COUNTED)
+    else:
+        scan.count(question, MOST_COUNTED)
 
 
 def _tried(processor: Definition[Any], using: str) -> Iterator[Finding]:

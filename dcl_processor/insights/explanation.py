@@ -86,8 +86,9 @@ def explanation(
     if index is None:
         key = pending_index.key_of(processor, question)
         suggested = pending_index.pending_index(question, key=key)
-        verdict += _remark(suggested, model)
-        missing = [suggested, *missing] if suggested is not None else missing
+        remark = _remark(suggested, model)
+        verdict += remark
+        missing = [suggested, *missing] if suggested is not None and not remark else missing
     text = _with_values(connection, sql, params)
     return Explanation(*known, verdict, text, lines, index, tuple(missing))
 

@@ -10,11 +10,9 @@ from django.db.models.lookups import Exact
 from dcl_processor.keys.claim import in_order
 from dcl_processor.keys.columns import column_of
 from dcl_processor.keys.limits import mark_of
-from dcl_processor.operator.states import flag
+from dcl_processor.operator.states import NONE, flag
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import Question
-
-_NONE = Q(pk__in=[])
 
 
 def held(processor: Definition[Any], question: Question[Any]) -> Q:
@@ -23,9 +21,9 @@ def held(processor: Definition[Any], question: Question[Any]) -> Q:
     A key's places are taken by rows at work or in doubt, as far as columns show them.
     """
     if processor.group_by is None:
-        return _NONE
+        return NONE
     column, mark = column_of(processor, "group_by", question.model), mark_of(processor)
-    found, at_work = _NONE, in_flight(processor, question)
+    found, at_work = NONE, in_flight(processor, question)
     if at_work is not None:
         keys = at_work.filter(**{f"{column}__isnull": False}).order_by().values(column)
         full = keys.annotate(dcl_rows=Count("pk")).filter(dcl_rows__gte=processor.most_of_a_key)
@@ -44,5 +42,5 @@ def in_flight(processor: Definition[Any], question: Question[Any]) -> QuerySet[A
     mark = mark_of(processor)
     if mark is None:
         return None
-    lapsed = _NONE if mark.lapsed is None else mark.lapsed
+    lapsed = NONE if mark.lapsed is None else mark.lapsed
     return question.table.filter(mark.in_flight, ~lapsed)

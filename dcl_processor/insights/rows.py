@@ -11,25 +11,16 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db.models import DateTimeField, F, IntegerField, Model, Q, QuerySet, TextField, Value
 from django.db.models.functions import Substr
-from django.db.models.query import EmptyQuerySet
 
 from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, How, Moment, document_of
 from dcl_processor.insights.held import held
-from dcl_processor.operator import actions
+from dcl_processor.operator import states
 from dcl_processor.operator.backlog import question_of
-from dcl_processor.operator.states import (
-    NotRecordedError,
-    default_age,
-    given_up,
-    has_attempts_left,
-    is_unleased,
-)
-from dcl_processor.options.kinds import Delivery
+from dcl_processor.operator.states import NotRecordedError
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
 from dcl_processor.report.errors import masked, printable, shown
-from dcl_processor.report.values import as_timedelta
 
 __all__ = ["NotRecordedError", "question_of"]
 
@@ -48,27 +39,40 @@ def in_state(
     ``doubt_after``: seconds after which a claim is in doubt, at least ``default_age()``. Raises
     ``NotRecordedError`` where rows may be in the state, but no column shows it.
     """
-    # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
-    after = max(default_age(processor), doubt_after or 0.0)
-    pending = question.queryset
+    pending, is_due = question.queryset, processor._due(question.model) or Q()
     match name:
         case "pending":
             return pending
         case "due":  # what a run would try now, if no session has it locked
-            return pending.filter(processor._due(question.model) or Q(), ~held(processor, question))
+            return pending.filter(is_due, ~held(processor, question))
         case "held":
-            due = processor._due(question.model) or Q()
-            return pending.filter(due, held(processor, question))
+            return pending.filter(is_due, held(processor, question))
         case "later":
-            at = processor.retry.next_attempt_at if processor.retry else None
-            none = pending.none()
-            return none if at is None else pending.filter(**{f"{at}__gt": DatabaseNow()})
-        case "in_progress":
-            return _in_progress(processor, question, after)
-        case "in_doubt":
-            return _in_doubt(processor, question, after)
+            return pending.filter(states.is_later(processor))
+        case "given_up":
+            return states.given_up(processor, question)
         case _:
-            return given_up(processor, question)
+            claimed = _claimed(name, processor, question, doubt_after or 0.0)
+            return question.table.filter(claimed)
+
+
+def _claimed(
+    name: str, processor: Definition[Any], question: Question[Any], doubt_after: float
+) -> Q:
+    """Recognise a row that is in progress, or in doubt."""
+    is_doubt = name == "in_doubt"
+    if processor.is_transactional:
+        if is_doubt:
+            return states.NONE
+        raise NotRecordedError("a TRANSACTIONAL worker only locks its row")
+    if processor.lease is not None:
+        unleased = states.is_unleased(processor, question)
+        return unleased if is_doubt else states.is_in_progress(processor)
+    if processor.claim is None or processor.claimed_at is None:
+        raise NotRecordedError("set claim=… and claimed_at=…")
+    # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
+    doubtful = states.is_in_doubt(processor, max(states.default_age(processor), doubt_after))
+    return doubtful if is_doubt else states.claimed(processor) & ~doubtful
 
 
 def chosen(
@@ -86,47 +90,11 @@ def chosen(
     """
     if keys is not None:
         return question.table.filter(pk__in=keys)
-    if in_doubt is not None:
-        age = max(default_age(processor), in_doubt)
-        if processor.lease is not None:
-            return in_state("in_doubt", processor, question, age)
-        return actions.in_doubt(processor, age).using(question.using)
-    return of_kind(processor, given_up(processor, question), kind)
-
-
-def waiting(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
-    """Return the pending rows, but not those that show that they have no attempts left."""
-    return question.queryset.filter(has_attempts_left(processor, question) or Q())
-
-
-def _in_progress(
-    processor: Definition[Any], question: Question[Any], doubt_after: float
-) -> QuerySet[Any, Any]:
-    """Return the rows that have a lease, or a claim that is not in doubt yet."""
-    if processor.is_transactional:
-        raise NotRecordedError("a TRANSACTIONAL worker only locks its row")
-    at = _claimed_at(processor)
-    found = actions.in_progress(processor).using(question.using)
-    young = {f"{at}__gt": DatabaseNow() - as_timedelta(doubt_after)}
-    return found if processor.lease is not None else found.filter(**young)
-
-
-def _in_doubt(
-    processor: Definition[Any], question: Question[Any], doubt_after: float
-) -> QuerySet[Any, Any]:
-    """Return the rows whose claim is older than ``doubt_after`` seconds, and was never settled."""
-    if processor.lease is not None:
-        return question.table.filter(is_unleased(processor, question))
-    if processor.delivery != Delivery.AT_MOST_ONCE:
-        return question.table.none()
-    _claimed_at(processor)
-    return actions.in_doubt(processor, doubt_after).using(question.using)
-
-
-def _claimed_at(processor: Definition[Any]) -> str | None:
-    if processor.lease is None and (processor.claim is None or processor.claimed_at is None):
-        raise NotRecordedError("set claim=… and claimed_at=…")
-    return processor.claimed_at
+    if in_doubt is not None and processor.lease is None:
+        age = max(states.default_age(processor), in_doubt)
+        return question.table.filter(states.is_in_doubt(processor, age))
+    state = "given_up" if in_doubt is None else "in_doubt"
+    return of_kind(processor, in_state(state, processor, question), kind)
 
 
 # --- the rows of a state, in pages
@@ -183,8 +151,6 @@ def listed(
 
     def page(question: Question[Any]) -> Answer[Page]:
         found = in_state(state, processor, question, doubt_after).using(question.using)
-        if isinstance(found, EmptyQuerySet):
-            return Answer(Page(()))
         found = of_kind(processor, found, kind).order_by("pk")
         found = found if after is None else found.filter(pk__gt=after)
         read = list(_shown(processor, state, found)[:size])
@@ -301,8 +267,6 @@ def by_kind(
     processor: Definition[Any], found: QuerySet[Any, Any], *, most: int
 ) -> Answer[tuple[FailureGroup, ...]]:
     """Return the rows by the class of their last error; ``most``: rows that are read."""
-    if isinstance(found, EmptyQuerySet):
-        return Answer(())
     column = error_column(processor)
     texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT))
     read = list(texts.values_list("pk", "dcl_error")[: most + 1])

@@ -15,6 +15,7 @@ from dcl_processor.insights import rows
 from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, How, Moment
 from dcl_processor.insights.pace import pace
 from dcl_processor.operator import backlog
+from dcl_processor.operator.states import NotRecordedError, has_attempts_left
 from dcl_processor.operator.times import utc
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
@@ -134,8 +135,7 @@ class _Subject:
                 return self._count(name, question)
 
     def _rows(self, name: str, question: Question[Any]) -> QuerySet[Any, Any]:
-        found = rows.in_state(name, self.processor, question, self.doubt_after)
-        return found.using(question.using)
+        return rows.in_state(name, self.processor, question, self.doubt_after)
 
     def _count(self, name: str, question: Question[Any]) -> Answer[int]:
         found, most = self._rows(name, question), self.most
@@ -157,8 +157,9 @@ class _Subject:
     def _oldest(self, question: Question[Any]) -> Answer[Moment]:
         since = self.processor.pending_since
         if since is None:
-            raise rows.NotRecordedError("set pending_since=…")
-        found = rows.waiting(self.processor, question).using(question.using)
+            raise NotRecordedError("set pending_since=…")
+        has_left = has_attempts_left(self.processor, question) or Q()
+        found = question.queryset.filter(has_left)
         answer = self._first(found, F(since) if isinstance(since, str) else since)
         if answer.value is None and found.order_by().exists():
             return Answer.unknown("no pending row has a value of pending_since")

@@ -115,7 +115,7 @@ def snapshot(*, transactions: int = 0) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("setting", "value", "check", "level", "fixed"),
     [
-        ("default_transaction_read_only", "on", "write", "problem", ""),
+        ("default_transaction_read_only", "on", "flip", "problem", ""),
         ("idle_in_transaction_session_timeout", "0", "idle-in-transaction", "warning", "5min"),
     ],
 )
@@ -174,14 +174,13 @@ def test_what_a_role_may_not_see_could_not_be_found_out(manage: Manage, role: st
         assert (found.code, found.level("snapshot")) == (0, "ok")
 
 
-def test_a_table_that_the_role_may_not_read_could_not_be_found_out(
-    manage: Manage, role: str
-) -> None:
-    """The statistics of the table are open to every role, and its plans are not."""
+def test_a_table_that_the_role_may_not_read_cannot_be_written(manage: Manage, role: str) -> None:
+    """The catalogs are open to every role, and the table's plans are not."""
     execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
     parcels(10, sent=True)
     execute(f"REVOKE ALL ON tests_parcel FROM {role}")
-    assert doctor(manage, DELIVER, "--using", "other").level("autovacuum") == "ok"
+    found = doctor(manage, DELIVER, "--using", "other")
+    assert (found.level("flip"), found.level("flag-index")) == ("problem", "ok")
     done = manage("explain", DELIVER, "--using", "other", "--json")
     assert (done.code, json.loads(done.out)["ok"]) == (3, False)
     assert "permission denied for table tests_parcel" in done.err
@@ -196,39 +195,60 @@ def test_a_database_that_does_not_answer_could_not_be_found_out(manage: Manage) 
 
 
 @pytest.mark.parametrize(
-    ("revoked", "granted", "refused"),
+    ("granted", "refused"),
     [
-        ("UPDATE", "note, sent", ""),
-        ("UPDATE", "note", "permission denied for table tests_parcel"),
-        ("UPDATE", "", "permission denied for table tests_parcel"),
+        ("note, sent", ""),
+        ("note", "permission denied for table tests_parcel"),
+        ("", "permission denied for table tests_parcel"),
     ],
 )
-def test_a_right_that_a_flip_needs_is_found_without_a_row(
-    manage: Manage, role: str, revoked: str, granted: str, refused: str
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_right_that_a_flip_needs_is_found_with_or_without_a_row(
+    manage: Manage, role: str, granted: str, refused: str, rows: int
 ) -> None:
     """The right to UPDATE a column is enough for the lock, and the flip needs that of its own."""
     execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
-    vacuum()
-    execute(f"REVOKE {revoked} ON tests_parcel FROM {role}")
+    parcels(rows)
+    execute(f"REVOKE UPDATE ON tests_parcel FROM {role}")
     if granted:
         execute(f"GRANT UPDATE ({granted}) ON tests_parcel TO {role}")
     found = doctor(manage, DELIVER, "--using", "other")
-    assert (found.code, found.level("write")) == ((1, "problem") if refused else (0, "ok"))
-    assert refused in found.what("write")
-    assert "sent" in found.what("write")
+    assert (found.code, found.level("flip")) == ((1, "problem") if refused else (0, "ok"))
+    assert refused in found.what("flip")
+    assert not Parcel.objects.filter(sent=True).exists()
+
+
+def test_a_refused_flip_is_named_in_the_words_of_a_dry_run(manage: Manage) -> None:
+    """The right is there, and the table's constraint refuses the value."""
+    parcels(1)
+    assert doctor(manage).level("flip") == "ok"
+    execute("ALTER TABLE tests_parcel ADD CONSTRAINT doctor_never CHECK (NOT sent)")
+    try:
+        found = doctor(manage)
+        dry = manage("run", DELIVER, "--dry-run")
+    finally:
+        execute("ALTER TABLE tests_parcel DROP CONSTRAINT doctor_never")
+    assert (found.code, found.level("flip")) == (1, "problem")
+    said = found.what("flip")
+    assert "doctor_never" in said
+    assert said in f"{dry.out}{dry.err}"
+
+
+def test_a_flip_that_leaves_its_row_pending_is_found(manage: Manage, install: Install) -> None:
+    install(
+        "endless",
+        """
+        @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"note": "x"})
+        def deliver(parcel): ...
+        """,
+    )
+    parcels(1)
+    found = doctor(manage, "endless.deliver")
+    assert (found.code, found.level("flip")) == (1, "problem")
+    assert "still pending after it" in found.what("flip")
 
 
 # --- the table
-
-
-def test_autovacuum_that_is_off_for_the_table_is_found(manage: Manage) -> None:
-    vacuum()
-    execute("ALTER TABLE tests_parcel SET (autovacuum_enabled = false)")
-    try:
-        assert "off for the table" in doctor(manage).what("autovacuum")
-    finally:
-        execute("ALTER TABLE tests_parcel RESET (autovacuum_enabled)")
-    assert doctor(manage).level("autovacuum") == "ok"
 
 
 @pytest.mark.parametrize(
@@ -274,10 +294,10 @@ def test_an_error_of_other_code_leaves_the_other_findings(
         yield from ()
         raise RuntimeError("no figures")
 
-    monkeypatch.setattr(insights, "autovacuum", broken)
+    monkeypatch.setattr(insights, "snapshots", broken)
     found = doctor(manage)
-    assert found.level("autovacuum") == "unknown"
-    assert found.what("autovacuum") == "RuntimeError: no figures"
+    assert found.level("snapshot") == "unknown"
+    assert found.what("snapshot") == "RuntimeError: no figures"
     assert found.level("flag-index") == "ok"
 
 
@@ -308,8 +328,8 @@ def test_each_finding_is_one_line(manage: Manage) -> None:
     done = manage("doctor", DELIVER)
     levels = [line.partition(": ")[0] for line in done.out.splitlines()]
     assert {*levels} <= {str(level) for level in Level}
-    assert len(levels) == 6
-    assert done.err.endswith(" of 6 findings need attention.\n")
+    assert len(levels) == 5
+    assert done.err.endswith(" of 5 findings need attention.\n")
 
 
 def test_a_name_in_the_database_forges_no_line(
@@ -346,4 +366,4 @@ def test_nothing_is_locked_or_written(manage: Manage, role: str) -> None:
     for name in ("deliver", "weigh", "gather", "fetch"):
         assert manage("explain", f"warehouse.{name}", "--using", "other").code == 0
         found = doctor(manage, f"warehouse.{name}", "--using", "other").found
-        assert {*found} >= {"snapshot", "autovacuum", "flag-index"}
+        assert {*found} >= {"snapshot", "flag-index"}
