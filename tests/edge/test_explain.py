@@ -52,12 +52,12 @@ def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
     assert parts[4] == (
         "To be added to the Meta.indexes of tests.Parcel:\n    from django.db import models"
     )
-    assert parts[6].splitlines()[:3] == [
+    assert parts[5].splitlines()[:3] == [
         "models.Index(",
         "        fields=['id'],",
         "        condition=models.Q(('sent', False)),",
     ]
-    assert "AddIndexConcurrently" in parts[7]
+    assert "AddIndexConcurrently" in parts[6]
 
 
 def test_a_scan_of_the_whole_primary_key_is_no_index_that_serves(manage: Manage) -> None:
