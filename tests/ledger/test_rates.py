@@ -54,9 +54,7 @@ def test_a_window_has_so_many_tokens_and_no_more(clock: type[Clock]) -> None:
 
 
 @pytest.mark.parametrize(("rate", "in_10_s"), [(2.5, 25), (0.5, 5), (0.3, 3), (7, 70)])
-def test_over_time_the_windows_have_the_rate(
-    clock: type[Clock], rate: float, in_10_s: int
-) -> None:
+def test_over_time_the_windows_have_the_rate(clock: type[Clock], rate: float, in_10_s: int) -> None:
     clock.now = 999_000.0
     got = 0
     for _ in range(100):
