@@ -24,7 +24,7 @@ from dcl_processor.operator.diagnosis import describe
 from dcl_processor.options.worker import worker_name
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow, Later
-from dcl_processor.report.observer import EndRun, RowEvent, RunEvent
+from dcl_processor.report.observer import EndRun, RunEvent
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import COUNTS, TRIED, Report
 
@@ -114,9 +114,6 @@ class LedgerOfRun:
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         self._rows += len(outcomes)
-
-    def row(self, event: RowEvent) -> None:
-        """Rows are counted by ``ended()``."""
 
     def run(self, event: RunEvent) -> None:
         if event.kind == "ended" and event.report is not None:

@@ -104,22 +104,24 @@ class EndRun(Exception):
 
 
 #: Of each run that begins: its processor is given to each of these, which return an observer for
-#: the run, or ``None``. An observer that is a gate as well is asked, too.
-observers_installed: list[Callable[[Any], Observer | None]] = []
+#: the run, or ``None``. One without ``row()`` is told of the run alone, which costs its rows
+#: nothing; one that is a gate as well is asked, too.
+observers_installed: list[Callable[[Any], Any]] = []
 
 
 class Observers:
-    """The observers of one run; false without any."""
+    """The observers of one run; false if none of them is told of rows."""
 
     def __init__(self, processor: Any, run_id: str) -> None:
         found = [make(processor) for make in observers_installed]
         self.installed = [*filter(None, found)]
         self._all = [*self.installed, *processor.observers]
+        self._of_rows = [each for each in self._all if hasattr(each, "row")]
         self._silent: set[tuple[int, str]] = set()
         self.processor, self.run_id = processor, run_id
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self._of_rows)
 
     def run(self, kind: Literal["started", "ended"], using: str, **known: Any) -> None:
         """Tell of the run."""
@@ -128,11 +130,11 @@ class Observers:
 
     def row(self, kind: Literal["started", "ended"], pk: Any, **known: Any) -> None:
         """Tell of a row."""
-        if self._all:
+        if self._of_rows:
             self._tell("row", RowEvent(kind, self.processor, self.run_id, pk, **known))
 
     def _tell(self, method: str, event: RunEvent | RowEvent) -> None:
-        for place, each in enumerate(self._all):
+        for place, each in enumerate(self._all if method == "run" else self._of_rows):
             try:
                 getattr(each, method)(event)
             except BaseException as error:

@@ -13,8 +13,7 @@ from dcl_processor.management.output import Output
 
 #: The actions in the order of the help, by name.
 ACTIONS: dict[str, Any] = {
-    each.NAME: each
-    for each in (running, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS)
+    each.NAME: each for each in (running, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS)
 }
 
 
