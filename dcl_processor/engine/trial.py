@@ -15,8 +15,6 @@ from dcl_processor.engine.verify import verify
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import scan
 from dcl_processor.report.dry_run import MOST_COUNTED, DryRun
-from dcl_processor.report.errors import described
-from dcl_processor.report.exceptions import InvalidDone
 from dcl_processor.sql.steps import Wanted
 
 #: Rows that are shown, and tried until one is free.
@@ -66,11 +64,8 @@ def _tried(run: Run, question: Any, pks: Any, found: DryRun) -> DryRun:
             for row in run.session.claim(question, Wanted([pk], 1)).rows.values():
                 refused = verify(run.processor, run.session, question, Row(pk, row))
                 if refused is not None:
-                    words = f"row {pk} cannot be flipped: {described(refused)}"
-                    return replace(found, refused=words)
+                    return replace(found, refused=str(refused))
                 return found if run.processor._flip_needs_result else replace(found, rehearsed=pk)
-        except InvalidDone as error:
-            return replace(found, refused=str(error))
         finally:
             run.session.rollback()
     return found

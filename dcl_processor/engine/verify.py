@@ -31,7 +31,7 @@ def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
 
 def verify(
     processor: Definition[Any], session: Session, question: Question[Any], row: Row
-) -> Exception | None:
+) -> InvalidDone | None:
     """Raise if a flip leaves the row in ``pending``, or a mark under a lease takes it out.
 
     In the transaction that has the row locked. Returns the error with which a flip of this row was
@@ -42,8 +42,8 @@ def verify(
     for option, values in flips:
         writes = [mark] if option == "claim" else [mark, {**removed, **values}]
         is_constant = option != "done" or processor._has_fixed_flip
-        leaves = _leaves(session, question, row, writes, values if is_constant else {})
-        if isinstance(leaves, Exception):
+        leaves = _leaves(session, question, row, writes, (option, values), is_constant=is_constant)
+        if isinstance(leaves, InvalidDone):
             refused = refused or leaves
             continue
         if option == "done" and leaves:
@@ -53,8 +53,9 @@ def verify(
                 raise InvalidDone(_not_kept(processor, row.pk))
         elif leaves is False:
             raise StillPending(_still_pending(processor, option, values, row.pk))
-    reset = (processor.claim and processor.reset) or {}
-    if reset and _leaves(session, question, row, [mark, {**reset, **removed}], {}) is True:
+    if (reset := (processor.claim and processor.reset) or {}) and True is _leaves(
+        session, question, row, [mark, {**reset, **removed}], ("reset", reset), is_constant=False
+    ):
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(reset)!r} to put a claimed row back into "
             f"pending, got row {row.pk} not pending after it; no handler was called."
@@ -73,7 +74,7 @@ def _mark(processor: Definition[Any]) -> tuple[Values, Values]:
 
 def _flips(
     processor: Definition[Any], row: Row
-) -> tuple[list[tuple[str, Values]], Exception | None]:
+) -> tuple[list[tuple[str, Values]], InvalidDone | None]:
     """Return what is tried, and the error of a function that gives no flip for this row alone."""
     tried = [
         (option, values)
@@ -91,38 +92,44 @@ def _flips(
 
 
 def _leaves(
-    session: Session, question: Question[Any], row: Row, writes: Sequence[Values], constants: Values
-) -> bool | Exception:
+    session: Session,
+    question: Question[Any],
+    row: Row,
+    writes: Sequence[Values],
+    named: tuple[str, Values],
+    *,
+    is_constant: bool,
+) -> bool | InvalidDone:
     """Return whether the values take the row out of ``pending``, or how that was refused.
 
-    That ends the run if no handler can change it, because the refused values are ``constants``.
+    That ends the run if no handler can change it, because the refused values are constants.
     Otherwise the row's own flip decides.
     """
     try:
         return session.leaves(question, row.pk, [resolve(values) for values in writes if values])
     except bookkeeping.UNWRITABLE as error:
-        if constants:
-            raise bookkeeping.invalid_done(session.label, error) from error
-        return error
+        refused, is_final, cause = bookkeeping.invalid_done(session.label, error), True, error
     except Error as error:
-        if constants and is_refusal(error):
-            raise InvalidDone(_refused(session, question, row, constants, error)) from error
-        return error
+        refused = InvalidDone(_refused(session, question, row, named, error))
+        is_final, cause = is_refusal(error), error
+    if is_constant and is_final:
+        raise refused from cause
+    return refused
 
 
 def _refused(
-    session: Session, question: Question[Any], row: Row, constants: Values, error: Exception
+    session: Session, question: Question[Any], row: Row, named: tuple[str, Values], error: Exception
 ) -> str:
     """Return the words for values that the database refuses, with the first column to blame."""
-    column = ""
-    for name, value in constants.items():
+    column, (option, refused) = "", named
+    for name, value in refused.items():
         try:
             session.leaves(question, row.pk, [resolve({name: value})])
         except Error:
             column = f" for column {name!r}"
             break
     return (
-        f"{session.label}: expected the database to accept {dict(constants)!r:.200} for row "
+        f"{session.label}: expected the database to accept {option}={dict(refused)!r:.200} for row "
         f"{row.pk}, got {described(error)!r}{column}; change the values, the constraint or the "
         "right; no handler was called."
     )
