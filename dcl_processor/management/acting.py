@@ -248,15 +248,15 @@ class _Act:
 
     def _write(self, rows: QuerySet[Any, Any], values: Values) -> Write:
         """Return what is written to which of the rows; raises the action's own refusals."""
-        processor, force = self.processor, self.options["force"]
+        force = self.options["force"]
         match self.action:
             case "requeue":
-                return actions.to_requeue(processor, rows, force=force)
+                return actions.to_requeue(self.processor, rows, force=force)
             case "mark-done":
-                return actions.to_mark_done(processor, rows, values or None, force=force)
+                return actions.to_mark_done(self.processor, rows, values or None, force=force)
             case _:
                 reason = self.options["reason"]
-                return actions.to_discard(processor, rows, reason, values or None, force=force)
+                return actions.to_discard(self.processor, rows, reason, values or None, force=force)
 
     def execute(self, output: Output) -> None:
         """Write to the chosen rows, and record it."""

@@ -153,8 +153,8 @@ class Output:
 
     def confirms(self, question: str) -> bool:
         """Ask on the terminal, on stderr, because stdout may have only JSON."""
-        self._write(self._stderr, question, ending="", style_func=str)
         try:
+            self._write(self._stderr, question, ending="", style_func=str)
             return sys.stdin.readline().strip().lower() in ("y", "yes")
         except KeyboardInterrupt:
             self._write(self._stderr, "", style_func=str)  # ends the line of the question

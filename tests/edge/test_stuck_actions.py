@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
@@ -192,22 +192,17 @@ def test_with_json_stdout_has_json_alone() -> None:
     )
 
 
-def test_an_error_tells_how_many_rows_had_been_written(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The chunks before it are committed."""
-    monkeypatch.setattr(writes, "WINDOW", 1)
+def test_values_that_settle_one_row_leave_the_others(manage: Manage) -> None:
     rows = [claimed() for _ in range(3)]
     # The values settle the first row alone, which has the flip already.
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
     arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--set", "place=7", "--yes", "--json")
     done = manage(*arguments)
-    assert done.code == 1
-    assert f"with which row {rows[1].pk} is still claimed" in done.err
-    assert done.err.endswith("; 1 of 3 rows had been marked as done before.\n")
+    assert (done.code, done.err) == (1, "CommandError: 2 rows were left as they are.\n")
     document = json.loads(done.out)
     assert (document["changed"], document["rows"]) == (1, 3)
-    assert document["error"].startswith("expected mark_done()'s values to settle each row, got")
+    why = [each["why"] for each in document["left"]]
+    assert f"with which row {rows[1].pk} is still claimed" in why[0]
     assert list(Errand.objects.filter(place=7)) == rows[:1]
 
 
@@ -230,18 +225,18 @@ def test_ctrl_c_tells_how_many_rows_had_been_written(
 ) -> None:
     """It comes between two chunks."""
     monkeypatch.setattr(writes, "WINDOW", 2)
-    tries, update = list[Any](), writes.Write._update
+    updates = list[str]()
 
-    def interrupt(write: Any, pks: Any, values: Any) -> None:
-        if tries:
+    def interrupt(execute: Callable[..., object], sql: str, *arguments: object) -> object:
+        updates.extend([sql] if "UPDATE " in sql and " SET " in sql else [])
+        if len(updates) == 2:
             signal.raise_signal(signal.SIGINT)
-        tries.append(pks)
-        update(write, pks, values)
+        return execute(sql, *arguments)
 
-    monkeypatch.setattr(writes.Write, "_update", interrupt)
     for _ in range(3):
         claimed()
-    done = manage("mark-done", FETCH, "--in-doubt", "5m", "--yes", *way)
+    with connection.execute_wrapper(interrupt):
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--yes", *way)
     assert done.code == 130
     if way:
         document = json.loads(done.out)
@@ -461,10 +456,10 @@ def test_a_lock_that_could_not_be_found_out_is_not_shown_as_none(
 ) -> None:
     from dcl_processor.insights import row as insights
 
-    def locked(*_: object) -> None:
+    def holders(*_: object) -> None:
         raise RuntimeError("hidden")
 
-    monkeypatch.setattr(insights, "locked", locked)
+    monkeypatch.setattr(insights, "holders", holders)
     row = claimed()
     done = manage("show", FETCH, str(row.pk))
     assert done.code == 3
@@ -579,3 +574,69 @@ def test_an_error_is_for_rows_that_were_given_up_on_and_that_have_one(
     done = manage("requeue", "dead.run", "--given-up", "--error", "OSError", "--yes")
     assert done.code == 2
     assert "expected a processor that records these rows, got dead.run: set retry=" in done.err
+
+
+# --- mark-done --from: what was looked up elsewhere
+
+
+@pytest.fixture
+def looked_up(tmp_path: Path) -> Callable[..., str]:
+    def write(*lines: str) -> str:
+        path = tmp_path / "looked up.csv"
+        path.write_text("\n".join(lines), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_many_rows_are_settled_from_a_file_each_with_its_own_values(
+    manage: Manage, looked_up: Callable[..., str]
+) -> None:
+    one, two, young = claimed(), claimed(), claimed(minutes=0)
+    path = looked_up("key,result", f"{one.pk},ch_1", f'{two.pk},"ch_2, twice"', f"{young.pk},ch_3")
+    arguments = ("mark-done", FETCH, "--from", path, "--set", "done=True")
+    dry = manage(*arguments, "--dry-run")
+    assert f"{FETCH}: 2 rows ({one.pk}, {two.pk}) would be marked as done\n" in dry.out
+    assert not Errand.objects.filter(done=True).exists()
+    done = manage(*arguments, "--yes")
+    assert (done.code, done.out.splitlines()[-1]) == (
+        1,
+        f"{FETCH}: 2 rows ({one.pk}, {two.pk}) marked as done",
+    )
+    assert "claimed less than 60 s ago" in done.out
+    found = Errand.objects.filter(done=True).order_by("pk").values_list("pk", "result")
+    assert list(found) == [(one.pk, "ch_1"), (two.pk, "ch_2, twice")]
+
+
+def test_the_rows_of_a_list_are_put_back_from_the_file_that_rows_has_printed(
+    manage: Manage, looked_up: Callable[..., str]
+) -> None:
+    row = claimed()
+    path = looked_up(*manage("rows", FETCH, "--in-doubt", "--csv").out.splitlines())
+    done = manage("requeue", FETCH, "--from", path, "--yes")
+    assert done.out == f"{FETCH}: 1 row ({row.pk}) put back into pending\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["result", "x"], "got 'result' as its first line"),
+        (["key,result"], "got no row"),
+        (["key,result", "7"], "got 1 columns in the line of '7'"),
+        (["key", "7", "7"], "got the key 7 twice"),
+        (["key", "x"], "expected a primary key of the rows of warehouse.fetch, got 'x'"),
+        (["key,reslt", "7,x"], "got 'reslt=x': "),
+        (["key,claimed_at", "7,soon"], "got 'claimed_at=soon': "),
+    ],
+)
+def test_a_file_that_is_not_understood_changes_nothing(
+    manage: Manage, looked_up: Callable[..., str], lines: list[str], words: str
+) -> None:
+    row = claimed()
+    done = manage("mark-done", FETCH, "--from", looked_up(*lines), "--yes")
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    missing = manage("mark-done", FETCH, "--from", "/there/is/none.csv", "--yes")
+    assert (missing.code, "No such file" in missing.err) == (2, True)
+    row.refresh_from_db()
+    assert row.claimed_at is not None
