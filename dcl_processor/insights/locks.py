@@ -8,14 +8,13 @@ open. The lock that a released savepoint took has a transaction of its own, whic
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from django.db import connections
 from django.db.models import Func, TextField
 
-from dcl_processor.insights.answer import Answer, document_of
+from dcl_processor.insights import catalog
+from dcl_processor.insights.answer import Answer
 from dcl_processor.operator.times import utc_text
 from dcl_processor.pending.question import Question, these
 from dcl_processor.report.errors import shown
@@ -66,40 +65,6 @@ WHERE CASE WHEN wide >= 3 THEN pg_xact_status(wide::text::xid8) = 'in progress' 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A session that holds a lock on a row.
-
-    ``pid``: ``None`` for a transaction that is prepared, with its name in ``prepared``, or whose
-    session is not shown. ``since``: the start of its transaction.
-    """
-
-    pid: int | None
-    prepared: str | None = None
-    application_name: str | None = None
-    role: str | None = None
-    client: str | None = None
-    since: datetime | None = None
-    state: str | None = None
-    query: str | None = None
-
-    def __str__(self) -> str:
-        if self.prepared is not None:
-            return f"the prepared transaction {shown(self.prepared)!r}"
-        if not self.pid:
-            return "a session that PostgreSQL does not name"
-        role, since = self.role and f"role {self.role}", self.since
-        known = [self.application_name, role, self.client]
-        known += [since and f"since {utc_text(since)}", self.state, self.query]
-        words = ", ".join([f"pid {self.pid}", *(shown(each) for each in known if each)])
-        hidden = " (the rest is hidden from this role; GRANT pg_read_all_stats TO it)"
-        return words if self.query is not None else words + hidden
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the session for JSON."""
-        return {name: document_of(value) for name, value in asdict(self).items()}
-
-
 class _Xmax(Func):
     """The number of the transaction, or of the multixact, that locked a row of the table last."""
 
@@ -110,23 +75,29 @@ class _Xmax(Func):
         super().__init__(template=column, output_field=TextField())
 
 
-def holders(question: Question[Any], pk: Any) -> Answer[tuple[Holder, ...]]:
-    """Return the sessions that have locked a row now."""
+def holders(question: Question[Any], pk: Any) -> Answer[tuple[str, ...]]:
+    """Return the sessions that have locked a row now, each as people read it."""
     connection = connections[question.using]
     if connection.vendor != "postgresql":
         return Answer.not_recorded(f"{connection.display_name} does not show who locks a row")
     table = connection.ops.quote_name(question.model._meta.db_table)
     marks = question.table.filter(these([pk])).order_by().annotate(dcl_xmax=_Xmax(table))
-    numbers = [number for number in marks.values_list("dcl_xmax", flat=True) if number != "0"]
-    with connection.cursor() as cursor:
-        for number in numbers:
-            cursor.execute(_HOLDERS, {"number": int(number), "table": table})
-            return Answer(tuple(_holder(*columns) for columns in cursor.fetchall()))
+    for number in marks.exclude(dcl_xmax="0").values_list("dcl_xmax", flat=True):
+        parameters = {"number": int(number), "table": table}
+        found = catalog.rows(question.using, _HOLDERS, parameters)
+        return Answer(tuple(_named(*columns) for columns in found))
     return Answer(())
 
 
-def _holder(pid: Any, prepared: Any, name: Any, role: Any, client: Any, *rest: Any) -> Holder:
+def _named(pid: Any, prepared: Any, name: Any, role: Any, client: Any, *rest: Any) -> str:
     since, state, query = rest
-    if pid is None or query == _HIDDEN:
-        return Holder(pid, prepared, name, role)
-    return Holder(pid, prepared, name, role, client, since, state, query[:LONGEST_QUERY])
+    if prepared is not None:
+        return f"the prepared transaction {shown(prepared)!r}"
+    if not pid:
+        return "a session that PostgreSQL does not name"
+    words, hidden = [f"pid {pid}", name, f"role {role}"], ""
+    if query == _HIDDEN:
+        hidden = " (the rest is hidden from this role; GRANT pg_read_all_stats to it)"
+    else:
+        words += [client, since and f"since {utc_text(since)}", state, query[:LONGEST_QUERY]]
+    return ", ".join(shown(each) for each in words if each) + hidden

@@ -26,7 +26,7 @@ from dcl_processor.management.command_line import (
 )
 from dcl_processor.management.output import Output
 from dcl_processor.operator import registry
-from dcl_processor.operator.diagnosis import Trouble, explain
+from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable
 
@@ -231,17 +231,15 @@ def _show(options: dict[str, Any], output: Output) -> None:
 
     (processor,) = choose([options["name"]])
     (pk,) = keys(processor, [options["pk"]], using=options["using"])
-    try:
-        row = insights.show(processor, pk, using=options["using"], seconds=options["timeout"])
-    except Exception as error:
-        sentence = explain(error, processor, options["using"])
-        raise CommandError(sentence, returncode=NOT_FOUND_OUT) from error
+    found = insights.show(processor, pk, using=options["using"], seconds=options["timeout"])
+    row, named = found.value, f"row {printable(options['pk'])}"
+    if row is None:
+        output.answer({"name": processor.name, "pk": options["pk"], **found.as_dict()}, ())
+        why = found.missing or "there is no row with this key"
+        code = NOT_FOUND_OUT if found.missing else FAILED
+        raise CommandError(f"{named}: {why.rstrip('.')}.", returncode=code)
     output.answer(row.as_dict(), printing.row(row, key_text(row.pk)))
-    named = f"row {printable(options['pk'])}"
-    if not row.is_complete or not row.exists:
-        code = FAILED if row.is_complete else NOT_FOUND_OUT
-        raise CommandError(f"{named}: {row.reason}.", returncode=code)
-    if row.locked is not None and row.locked.how == "unknown":
+    if row.locked.how == "unknown":
         why = f"who has locked it could not be found out: {row.locked.why}"
         raise CommandError(f"{named}: {why}.", returncode=NOT_FOUND_OUT)
 

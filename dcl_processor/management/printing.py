@@ -157,13 +157,12 @@ def row(found: Row, key: str) -> Iterator[str]:
     yield f"{found.name}, row {printable(key)}: {printable(found.reason)}"
     for name, label in PARTS.items():
         if (part := found.parts.get(name)) is not None:
-            yield from _labelled(label, 18, part.missing or ("yes" if part.value else "no"))
+            yield from _labelled(label, 18, "yes" if part else "no")
     for name, value in found.columns.items():
         text = printable(str(document_of(value)))[:500] or "(empty)"
         yield from _labelled(name, 18, text)
-    if found.locked is not None:
-        holders = [f"by {each}" for each in found.locked.value or ()]
-        yield from _labelled("locked", 18, *(holders or [found.locked.missing or "no"]))
+    holders = [f"by {each}" for each in found.locked.value or ()]
+    yield from _labelled("locked", 18, *(holders or [found.locked.missing or "no"]))
 
 
 HEAD_OF_ROWS = f"{'key':<12} {'since':>7} {'attempts':>8}  error"

@@ -13,10 +13,10 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.insights import pace
-from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Level, Moment
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
+from dcl_processor.insights.row import Row, show
 from dcl_processor.insights.rows import UNLEASED, Listed, listed
 from dcl_processor.insights.status import ASKED, LINE, status, troubles_first
 from tests.contract.support import errands as the
@@ -307,7 +307,7 @@ def test_a_row_with_a_mark_and_no_lease_is_named() -> None:
     (row,) = pages(run, "in_doubt")
     assert row.pk == left.pk
     assert row.remark == UNLEASED
-    assert rows.show(run, left.pk).reason.startswith(UNLEASED)
+    assert reason(run, left).startswith(UNLEASED)
 
 
 # --- caps and time limits
@@ -460,8 +460,8 @@ def test_a_row_with_a_dead_letter_that_was_handled_since_is_not_given_up(
     row = Errand.objects.latest("pk")
     Errand.objects.filter(pk=row.pk).update(done=True)
     assert answers(run)["given_up"] == 1
-    shown = rows.show(run, row.pk)
-    assert shown.parts["given_up"].value is False
+    shown = known(run, row)
+    assert shown.parts["given_up"] is False
     assert shown.reason == "it is not in pending: it is done, or does not wait yet"
 
 
@@ -506,8 +506,14 @@ def test_the_age_of_pending_rows_without_a_time_is_unknown() -> None:
 # --- one row
 
 
+def known(run: BatchProcessor[Any], row: Any) -> Row:
+    found = show(run, row.pk).value
+    assert found is not None
+    return found
+
+
 def reason(run: BatchProcessor[Any], row: Any) -> str:
-    return rows.show(run, row.pk).reason
+    return known(run, row).reason
 
 
 def test_why_a_row_is_handled_or_not() -> None:
@@ -528,9 +534,8 @@ def test_why_a_row_is_handled_or_not() -> None:
     dead = make(dead=True, attempts=3, last_error="OSError: no\nroute")
     assert reason(run, dead) == "it was given up on: OSError: no route"
     assert reason(run, make(attempts=3)) == "the next run writes failed to it"
-    shown = rows.show(run, waits.pk)
-    assert {name: part.value for name, part in shown.parts.items()} == {
-        "exists": True,
+    shown = known(run, waits)
+    assert shown.parts == {
         "pending": True,
         "due": False,
         "attempts_left": True,
@@ -544,7 +549,8 @@ def test_why_a_row_is_handled_or_not() -> None:
         "leased_until",
         "claimed_at",
     ]
-    assert shown.exists
+    missing = show(run, 0)
+    assert (missing.value, missing.how) == (None, How.EXACT)
 
 
 # --- pending_since
