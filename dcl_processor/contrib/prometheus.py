@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.status import Status, status
-from dcl_processor.pending import steady as time
 from dcl_processor.operator.registry import processors
+from dcl_processor.pending import steady as time
 from dcl_processor.report.observer import RowEvent, RunEvent, observers_installed
 from dcl_processor.report.report import TRIED, Report
 

@@ -25,6 +25,7 @@ def refuse_options(
     refuse_without_rate(processor, gates)
     refuse_local_time(processor, connection)
     _refuse_concurrency(processor, connection, concurrency)
+    _refuse_tenant(processor, connection, concurrency)
     if not connection.in_atomic_block:
         refuse_small_pool(processor, connection, concurrency)
 
@@ -98,3 +99,15 @@ def _refuse_concurrency(processor: Definition[Any], connection: Any, concurrency
                 "async handler."
             )
         refuse_alarm(name)
+
+
+def _refuse_tenant(processor: Definition[Any], connection: Any, concurrency: int) -> None:
+    """Raise if further sessions of the run would not see the tenant of django-tenants."""
+    tenant = getattr(connection, "schema_name", None)
+    alone = processor.lease is None and concurrency == 1 and not processor._is_async
+    if not alone and tenant not in {None, "public"}:
+        raise Unsupported(
+            f"{processor.name}: expected a processor whose only session is that of the run for a "
+            f"tenant, got the tenant {tenant!r} and a processor with further sessions, which see "
+            "no tenant; choose TRANSACTIONAL, or set the tenant for all sessions by OPTIONS."
+        )

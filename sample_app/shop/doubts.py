@@ -32,11 +32,11 @@ def resolve_doubts(gateway: PaymentGateway, *, older_than: float) -> Iterator[An
         number = payment.order.number
         charge_id = gateway.find_charge(number)
         with transaction.atomic():
+            # The gateway has answered, so that the claim need not be a minute old.
             if charge_id is None:
-                # The gateway has answered, so that the claim need not be a minute old.
                 capture_payments.requeue(doubtful.filter(pk=payment.pk), force=True)
             else:
                 row = Payment.objects.filter(pk=payment.pk)
                 row.update(charge_id=charge_id)
-                capture_payments.mark_done(row)
+                capture_payments.mark_done(row, force=True)
         yield Answer(number, payment.amount, charge_id)
