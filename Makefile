@@ -18,7 +18,7 @@ long: .venv/dev.stamp .venv-bench/bench.stamp ## everything in full, about three
 	@$(python) -m tests.suite long
 
 # What waits for clocks, generates histories, or compiles every question.
-SLOW := clock_changes garbage histories kit_race leases lost_transactions own_row shapes shapes_wanted \
+SLOW := clocks garbage histories kit_race leases lost_transactions own_row shapes shapes_wanted \
 	shapes_windows wrong_flips
 quick: .venv/dev.stamp ## style, types and the fast part of the contract, in a few minutes
 	@$(python) -m tests.suite lint

@@ -6,7 +6,6 @@ import uuid
 from datetime import datetime
 from typing import ClassVar
 
-from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
@@ -35,12 +34,6 @@ class Parcel(LeaseColumn):
     note = models.CharField(max_length=200, default="")
     sent_at = models.DateTimeField(null=True)
     code = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # unique or none
-
-
-class Archived(models.Model):
-    """What is left of a row whose delivery deletes it."""
-
-    row = models.JSONField(unique=True, encoder=DjangoJSONEncoder)
 
 
 class QuietParcel(Parcel):

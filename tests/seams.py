@@ -19,6 +19,7 @@ Seam = tuple[Any, str]
 
 IS_OWN_TABLE: Seam = (question, "is_own_table")
 LOCK: Seam = (statements, "LOCK")
+SUITS: Seam = (messages, "suits")
 SEND_TOGETHER: Seam = (messages, "send_together")
 IS_OBSERVED: Seam = (messages, "is_observed")
 

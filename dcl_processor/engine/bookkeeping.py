@@ -14,6 +14,7 @@ from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationErro
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Model, QuerySet, Value
 from django.db.transaction import atomic
+from django.utils import timezone
 
 from dcl_processor.engine.rows import Row
 from dcl_processor.options.model_columns import check_columns
@@ -47,7 +48,7 @@ def invalid_done(label: str, error: BaseException) -> InvalidDone:
 def fixed_flip(processor: Definition[Any]) -> Values | None:
     """Return the flip if it is the same for all rows; ``None``: it depends on the row."""
     done = processor.done if processor._has_fixed_flip else None
-    if done is None or any(map(callable, done.values())):
+    if done is None or not all(map(_is_shared, done.values())):
         return None
     return with_cleared_retry(processor, done)
 
@@ -64,6 +65,11 @@ def flips(handled: Sequence[Row]) -> list[Write]:
     return [Write(values, pks, asks=True) for values, pks in found.values()]
 
 
+def _is_shared(value: Any) -> bool:
+    """Return whether a value is written alike to all rows: no callable, or the clock."""
+    return not callable(value) or value is timezone.now
+
+
 def likeness(values: Values) -> Any:
     """Return a key that is equal for values that are written alike."""
     try:
@@ -71,7 +77,8 @@ def likeness(values: Values) -> Any:
         hash(key)
     except Exception:  # noqa: BLE001  # no hash(), or none that works
         return id(values)
-    return key if all(map(is_constant, values.values())) else id(values)
+    is_known = all(is_constant(each) or each is timezone.now for each in values.values())
+    return key if is_known else id(values)
 
 
 def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]) -> None:

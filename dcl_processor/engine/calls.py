@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +137,8 @@ class Handler:
             return self._judged(error, since)
         finally:
             limited.discard(noted)
+        if timeout.expired():  # whatever the handler makes of it
+            return self._judged(HandlerTimeout(self.seconds or 0), since)
         return self._understood(rows, result, time.monotonic() - since)
 
     def _note(self, rows: Sequence[Row], since: float) -> Limited | None:
@@ -229,6 +231,9 @@ def _refuse_coroutine(result: Any) -> None:
 #: Seconds between two interrupts of a handler that goes on.
 AGAIN = 1.0
 
+#: libpq's PQTRANS_ACTIVE.
+_ACTIVE = 1
+
 
 @contextmanager
 def alarm(limit: float) -> Iterator[None]:
@@ -251,8 +256,20 @@ def alarm(limit: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if fired:
+            _end_statements()
     if fired:
         raise HandlerTimeout(limit)
+
+
+def _end_statements() -> None:
+    """End the sessions whose statement was interrupted: the server would go on with it."""
+    for each in connections.all(initialized_only=True):
+        client = getattr(each.connection, "pgconn", None)
+        if client is not None and client.transaction_status == _ACTIVE:
+            with suppress(Error, each.Database.Error):
+                each.connection.cancel()
+                each.close()
 
 
 def refuse_alarm(label: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from dcl_processor.engine.calls import Call
@@ -11,6 +12,7 @@ from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.engine.settle import FIRST_PAUSE, next_try, settle, write_settled
 from dcl_processor.engine.verify import is_verified, verify
 from dcl_processor.pending import steady as time
+from dcl_processor.report.exceptions import InvalidOption
 from dcl_processor.report.interrupts import ends_the_run
 from dcl_processor.report.outcomes import Failed, as_exception
 
@@ -43,8 +45,28 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
     if batch.rows:
         if run.heartbeat is not None and mark.lease is not None:
             tokens = {pk: claimed.after[pk][mark.lease.field] for pk in claimed.rows}
+            _refuse_cut(run, batch, mark.lease.field, next(iter(tokens.values())))
             run.heartbeat.hold(question, tokens, since)
         read_attempts(run, question, batch.rows)
+
+
+def _refuse_cut(run: Context, batch: Batch, name: str, token: Any) -> None:
+    """Put the rows back, and raise, if the lease's column cuts the microseconds of a time off."""
+    if token.microsecond:
+        return
+    table, model = batch.question.table.filter(pk=batch.rows[0].pk), batch.question.model
+    table.update(**{name: token + timedelta(microseconds=1)})
+    is_cut = table.filter(**{name: token}).exists()
+    table.update(**{name: token})
+    if is_cut:
+        for row in batch.rows:
+            settle(run, batch, row, None)
+        write_settled(run)
+        raise InvalidOption(
+            f"{run.processor.name}: expected {model._meta.label}.{name} to keep microseconds, by "
+            "which a lease that was renewed is recognised, got a column that cuts them off; change "
+            "its type to that of a DateTimeField."
+        )
 
 
 def _verified(run: Context, batch: Batch) -> bool:

@@ -42,7 +42,14 @@ def refuse_without_rate(processor: Definition[Any], gates: Gates) -> None:
 
 def refuse_local_time(processor: Definition[Any], connection: Any) -> None:
     """Raise if columns of the package's own would keep times without a zone."""
-    if processor.has_times and not settings.USE_TZ and connection.vendor != "postgresql":
+    if not processor.has_times or connection.vendor == "postgresql":
+        return
+    if (zone := connection.settings_dict["TIME_ZONE"]) not in (None, "UTC"):
+        raise Unsupported(
+            f"{processor.name}: expected TIME_ZONE=None or 'UTC' of the alias {connection.alias!r} "
+            f"with a lease, claimed_at or next_attempt_at, got {zone!r}; leave it out of DATABASES."
+        )
+    if not settings.USE_TZ:
         raise Unsupported(
             f"{processor.name}: expected USE_TZ=True with a lease, claimed_at or next_attempt_at "
             f"on {connection.vendor}, whose columns store no zone, got False; set it to True, or "

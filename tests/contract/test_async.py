@@ -18,6 +18,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
@@ -109,7 +110,9 @@ def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make
     assert [the.state(row)["done"] for row in rows] == [True, False, True, True, True]
 
 
-def test_an_interrupt_cancels_the_handlers_and_puts_back_the_rows_that_were_not_started(interrupt: Any) -> None:
+def test_an_interrupt_cancels_the_handlers_and_puts_back_the_rows_that_were_not_started(
+    interrupt: Any,
+) -> None:
     rows = the.errands(5)
     cancelled: list[Any] = []
 

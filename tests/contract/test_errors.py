@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import Discard, Report, Retry, Snooze, batch_processor
+from dcl_processor import Report, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import HandlerExited, InvalidOption, RowsFailed
 from dcl_processor.report.log import logger
 from tests.contract.support import errands as the
@@ -271,28 +271,6 @@ def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
     assert_run(report, failed=3)
     assert "the first" in report.failures[0].traceback
     assert [reference() for reference in kept] == [None] * 3
-
-
-OUTCOMES = pytest.mark.parametrize(
-    ("returned", "counts"),
-    [
-        (Snooze("not yet"), {"snoozed": 1}),
-        (Discard("never"), {"discarded": 1}),
-        (ValueError, {"failed": 1, "to_retry": 1}),
-    ],
-    ids=["snooze", "discard", "error"],
-)
-
-
-@OUTCOMES
-def test_what_a_reservation_is_settled_with(returned: Any, counts: Any) -> None:
-    the.errands(1)
-    run = the.at_least_once(the.ignore, retry=the.retry(), failed={"dead": True})
-    [one] = run.reserve(limit=1)
-    one.settle(returned)
-    row = Errand.objects.get()
-    assert (row.done, row.dead) == (False, "discarded" in counts)
-    assert row.attempts == (0 if "snoozed" in counts else 1)
 
 
 # --- ``resource()``: opened once, kept, opened anew after a failure, and no row charged for it

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from dcl_processor import BatchProcessor, Retry, batch_processor
-from dcl_processor.engine import lane
 from dcl_processor.exceptions import TransactionLost, Unsupported
-from dcl_processor.sql.isolation import ReadCommitted
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock
@@ -165,8 +163,6 @@ CONTENTION = {
     "mysql": ("1213", "1205", "1020", "3572"),
     "sqlite": (),
 }[connection.vendor]
-#: That a person, or a time-out, has ended the statement.
-ENDED = "57014" if connection.vendor == "postgresql" else "1969"
 
 
 def answered(code: str) -> str:
@@ -204,14 +200,6 @@ if HAS_ROW_LOCKS:
     @pytest.mark.parametrize("code", CONTENTION)
     def test_contention_in_a_claim_leaves_the_row_for_a_later_pass(code: str, at: int) -> None:
         assert run_while_the_server_says(answered(code), at) == (2, 0, 1)
-
-    def test_a_server_without_time_for_any_claim_ends_the_run(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setattr(lane, "MOST_REFUSED", 2)
-        with pytest.raises(DatabaseError):
-            run_while_the_server_says(answered(ENDED), 1, rows=2)
-        assert Parcel.objects.filter(sent=False).count() == 2
 
 
 # --- connections whose default would make the second check read an old snapshot
@@ -315,24 +303,30 @@ if connection.features.has_select_for_update:
         assert calls == [depots[0].pk]
         assert_run(report, processed=1, stale=1)
 
-    def test_a_transaction_of_our_own_has_the_level_and_gives_it_back() -> None:
-        """Such as that of a renewal, or of an operator's action."""
 
-        def level() -> str:
-            with connection.cursor() as cursor:
-                cursor.execute(ASKS_LEVEL[connection.vendor])
-                return str(cursor.fetchone()[0]).lower()
+if connection.vendor == "postgresql":  # InnoDB shows the session's
 
-        with connected(LEVELS[connection.vendor][2]):
-            for _ in range(2):
-                with ReadCommitted("default"):
-                    if connection.vendor == "postgresql":  # InnoDB shows the session's
-                        assert level() == "read committed"
-                with transaction.atomic():
-                    assert level().replace("-", " ") == "serializable"
+    def test_an_operators_write_has_the_level_and_gives_it_back() -> None:
+        Parcel.objects.create(sent=True)
+        run = in_batches(note, reset={"sent": False})
+        levels: list[str] = []
 
+        def watch(execute: Any, sql: str, *args: Any) -> Any:
+            if sql.startswith("UPDATE"):
+                levels.append(level())
+            return execute(sql, *args)
 
-ASKS_LEVEL = {"postgresql": "SHOW transaction_isolation", "mysql": "SELECT @@session.tx_isolation"}
+        with connected({"isolation_level": IsolationLevel.SERIALIZABLE}):
+            with separately(), connection.execute_wrapper(watch):
+                assert run.requeue(Parcel.objects.all(), force=True) == 1
+            with transaction.atomic():
+                assert level() == "serializable"
+        assert {*levels} == {"read committed"}
+
+    def level() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            return str(cursor.fetchone()[0])
 
 
 def test_the_server_is_asked_at_most_once_per_connection() -> None:

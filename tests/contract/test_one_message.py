@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from dcl_processor.engine import session
+from dcl_processor.sql.messages import send_together
 from tests import seams
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
@@ -60,7 +60,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def send(cursor: Any, statements: Any) -> list[Any]:
         found.append("; ".join([each.sql for each in statements]))
-        return session.in_one_message(cursor, statements)
+        return send_together(cursor, statements)
 
     seams.replace(monkeypatch, seams.SEND_TOGETHER, send)
     return found

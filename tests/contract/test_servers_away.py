@@ -9,7 +9,6 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from dcl_processor import Lease
-from dcl_processor.database import connection as session
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
@@ -71,11 +70,8 @@ if connection.vendor != "sqlite":  # which has no server
         assert Errand.objects.filter(done=True, attempts=0, leased_until=None).count() == 5
 
     @the.each_delivery
-    def test_if_it_does_not_come_back_no_handler_is_called(
-        make: the.Make, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_if_it_does_not_come_back_no_handler_is_called(make: the.Make, server: Server) -> None:
         the.errands(5)
-        monkeypatch.setattr(session, "WAIT_FOR_SERVER", 0.0, raising=False)
 
         def handle(row: Errand) -> None:
             server.handle(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 from typing import Any
 
@@ -177,8 +178,10 @@ def locked_rows(using: str) -> dict[type[Model], int]:
 
 
 if HAS_GATE:
+    # Of a row in two tables, the lock of both would look again at both.
+    DOUBLES = [each for each in SHAPES if each.is_double and not each.model()._meta.parents]
 
-    @pytest.mark.parametrize("shape", [each for each in SHAPES if each.is_double], ids=str)
+    @pytest.mark.parametrize("shape", DOUBLES, ids=str)
     def test_one_statement_hands_out_what_is_not_pending(
         shape: Shape, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -186,7 +189,10 @@ if HAS_GATE:
 
         Its snapshot is older than its lock, and PostgreSQL looks again at the locked row alone.
         """
-        seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda queryset: True)
+        questions = itertools.count()  # the claim's, and then the flip's
+        seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda _: next(questions) % 2 == 0)
+        own = f'FOR NO KEY UPDATE OF "{shape.model()._meta.db_table}" SKIP LOCKED'
+        seams.replace(monkeypatch, seams.LOCK, own)
         row = shape.make()
         calls: list[Any] = []
         broken = processor(shape, calls)

@@ -10,8 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from dcl_processor.engine.settlement import SPARE
-from dcl_processor.engine.source import MOST_MISSES
+from dcl_processor.engine.source import MOST_MISSES, SPARE
 from dcl_processor.pending import scan
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run

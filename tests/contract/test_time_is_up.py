@@ -60,7 +60,7 @@ def in_groups(error: Exception) -> BaseException:
 @pytest.mark.parametrize("as_raised", [lambda error: error, in_groups], ids=["alone", "in groups"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @EACH
-def test_in_a_handler_it_costs_the_row_no_attempt_and_ends_the_run(
+def test_in_a_handler_it_ends_the_run_and_is_no_failure_of_the_row(
     make: Make,
     batch_size: int,
     as_raised: Callable[[Exception], BaseException],
@@ -78,10 +78,11 @@ def test_in_a_handler_it_costs_the_row_no_attempt_and_ends_the_run(
     with pytest.raises(type(error)):
         all_again(make, batch_size=batch_size)(handle)()
     assert calls == [0, 1]
-    # As after Ctrl-C: a batch of one transaction goes as a whole.
+    # As after a kill: a batch of one transaction goes as a whole, and a lease lapses.
     whole_batch = make is transactional and batch_size > 1
     assert state(rows[0])["done"] is not whole_batch
-    assert untouched(rows[1]) or make is at_most_once
+    assert untouched(rows[1]) is (make is transactional)
+    assert state(rows[1])["leased_until"] is (make is at_least_once)
     assert state(rows[1])["dead"] is False
     assert untouched(rows[2])
     assert untouched(rows[3])
@@ -161,4 +162,4 @@ def test_in_an_asynchronous_handler_it_ends_the_run_as_well() -> None:
 
     with pytest.raises(SoftTimeLimitExceeded):
         all_again(at_least_once)(handle)()
-    assert untouched(row)
+    assert (state(row)["leased_until"], state(row)["dead"]) == (True, False)

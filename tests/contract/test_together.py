@@ -14,7 +14,6 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor
-from dcl_processor.report.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -37,6 +36,8 @@ class Together:
         self.all_ended = Event()
 
     async def end(self, row: Errand) -> str:
+        if row.place < 0:
+            return ""
         if row.place == 0:
             self.loop = asyncio.get_running_loop()
             return "first"
@@ -61,12 +62,6 @@ class Together:
 
 
 @pytest.fixture(autouse=True)
-def _the_first_row_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rows begin together whose flips ask for a result, as they do after a run's first row."""
-    monkeypatch.setattr(Counters, "is_to_be_careful", False)
-
-
-@pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
     assert the.our_threads() == []
@@ -82,7 +77,7 @@ def run(make: Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]
             await handle(row)
         return await together.end(row)
 
-    processor = make(handler, **{"done": together.done, **options})
+    processor = the.proven(make(handler, **{"done": together.done, **options}))
     with CaptureQueriesContext(connection) as context:
         report = processor(concurrency=number)
     sent = [each["sql"] for each in context.captured_queries]
@@ -117,8 +112,9 @@ def run_plainly(make: Make, handle: Any = None) -> Any:
             together.let_the_others_end()
         return execute(sql, *args)
 
+    processor = the.proven(make(handler))
     with connection.execute_wrapper(settle):
-        return make(handler)(concurrency=together.number)
+        return processor(concurrency=together.number)
 
 
 def test_a_lost_lease_is_not_taken_for_settled_where_the_flip_is_plain() -> None:
@@ -148,14 +144,23 @@ def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
     commit = driven._commit
 
     def lose() -> None:
-        commit()
         if Errand.objects.using("other").filter(done=True).count() == 5 and not lost:
             lost.append(True)
             driven.connection.close()
             raise OperationalError("the server closed the connection")
 
-    monkeypatch.setattr(driven, "_commit", lose)
-    report = run_plainly(make)
+    def commit_and_lose() -> None:
+        commit()
+        lose()
+
+    def send_and_lose(execute: Any, *args: Any) -> Any:
+        answer = execute(*args)
+        lose()
+        return answer
+
+    monkeypatch.setattr(driven, "_commit", commit_and_lose)
+    with connection.execute_wrapper(send_and_lose):
+        report = run_plainly(make)
     assert lost
     assert_run(report, processed=5)
     said = [the.state(row) for row in rows]
@@ -186,7 +191,8 @@ def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
         await handle(row)
         return await together.end(row)
 
-    report = make(handler, pending=stays, done=together.done, **options)(concurrency=number)
+    processor = the.proven(make(handler, pending=stays, done=together.done, **options))
+    report = processor(concurrency=number)
     assert_run(report, processed=4, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[3].pk]
     assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections
 
 from tests.contract.support.messages import separately
-from tests.models import Archived, Parcel
+from tests.models import Parcel
 
 
 def note(row: Parcel, text: str = "worked") -> None:
@@ -29,10 +29,7 @@ def worked() -> list[int]:
 
 
 def _places(**values: Any) -> list[int]:
-    """Return the places of parcels with these values, also of those that a delivery archived."""
-    rows = list(Parcel.objects.filter(**values).values_list("priority", flat=True))
-    archived = [fields["fields"] for fields in Archived.objects.values_list("row", flat=True)]
-    return sorted(rows + [each["priority"] for each in archived if values.items() <= each.items()])
+    return sorted(Parcel.objects.filter(**values).values_list("priority", flat=True))
 
 
 @contextmanager
@@ -55,7 +52,13 @@ def savepoints(seen: list[str]) -> list[str]:
 
 
 def flips(seen: list[str]) -> list[str]:
-    """Return those of the statements that write a flip, the rehearsal's excepted."""
-    # A flip that waits for the COMMIT is in a statement that checks what it writes.
-    written = [sql for sql in seen if re.match(r"(WITH \w+( \(\w+\))? AS \()?UPDATE .* SET ", sql)]
-    return [sql for sql in written if "sent" in sql.partition("WHERE")[0]][1:]
+    """Return the statements that write a flip, and were not rolled back as its trial is."""
+    found, before = list[str](), 0
+    for sql in seen:
+        if sql.startswith("SAVEPOINT"):
+            before = len(found)
+        elif sql.startswith("ROLLBACK TO"):
+            del found[before:]
+        elif re.match(r"(WITH \w+( \(\w+\))? AS \()?UPDATE .* SET .*sent.* WHERE", sql):
+            found.append(sql)
+    return found

@@ -66,6 +66,14 @@ def retry(**options: Any) -> Retry:
     return Retry(**{"max_attempts": 3, "backoff": 0, "jitter": 0, **options})
 
 
+def proven(processor: BatchProcessor[Errand]) -> BatchProcessor[Errand]:
+    """Have one row settled, after which others start together."""
+    first = Errand.objects.create(place=-1)
+    assert processor(filter=only(first)).processed == 1
+    first.delete()
+    return processor
+
+
 def only(row: Any) -> Q:
     """Narrow a run to one row."""
     return Q(pk=row.pk)
