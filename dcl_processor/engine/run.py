@@ -78,8 +78,7 @@ class Run(Context):
         try:
             self._loop()
         except BaseException as error:
-            if ends_the_run(error):
-                self.stopped = "signal"
+            self.stopped = "signal" if ends_the_run(error) else "failures"
             attach_report(error, report := self._report())
             self.observers.run("ended", using, report=report, error=error)
             raise

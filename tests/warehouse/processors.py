@@ -62,14 +62,15 @@ def end(how: str) -> None:
             ctypes.string_at(0)  # as an error in a C extension does
         case "exit at once":
             os._exit(9)
-        case "read only":
-            # As after a failover: from the next transaction on, this session may write nothing.
-            transaction.on_commit(_read_only)
+        case "server gone":
+            transaction.on_commit(_server_gone)
 
 
-def _read_only() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+def _server_gone() -> None:
+    """Lose the session after the row's transaction, and the server with it."""
+    connection.settings_dict["PORT"] = "1"
+    assert connection.connection is not None
+    connection.connection.close()
 
 
 class Weigh(BatchProcessor[Parcel]):
