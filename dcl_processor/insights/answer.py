@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -18,7 +17,6 @@ from dcl_processor.operator.states import NotRecordedError
 from dcl_processor.operator.time_limit import reading
 from dcl_processor.operator.times import utc
 from dcl_processor.options.options import Definition
-from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import Question
 from dcl_processor.sql.errors import is_connected, is_database_error, is_statement_timeout
 
@@ -26,9 +24,6 @@ T = TypeVar("T")
 
 #: Seconds that each question may take.
 TIMEOUT = 5.0
-
-#: The shortest time, in seconds, for which a question is asked at all.
-SHORTEST = 0.02
 
 
 class How(StrEnum):
@@ -98,28 +93,21 @@ class Moment:
 def document_of(value: Any) -> Any:
     """Return a value as JSON has it."""
     match value:
-        case Moment():
-            return value.at.isoformat()
-        case datetime():
-            return utc(value).isoformat()
+        case Moment() | datetime():
+            return utc(getattr(value, "at", value)).isoformat()
         case tuple() | list():
             return [document_of(each) for each in value]
         case None | bool() | int() | float() | str():
             return value
-        case _ if hasattr(value, "as_dict"):
-            return value.as_dict()
-        case _ if is_dataclass(value):
-            return {each.name: document_of(getattr(value, each.name)) for each in fields(value)}
         case _:
-            return str(value)
+            return value.as_dict() if hasattr(value, "as_dict") else str(value)
 
 
 class Asker:
     """Asks about one processor: each question in a transaction, and with a time limit, of its own.
 
-    ``seconds``: the limit. ``end``: when ``time.monotonic()`` is there, nothing more is asked.
-    A database that cannot be reached is not tried again; ``down``: such databases, with the
-    reasons, which the askers of one command may share.
+    ``seconds``: the limit. A database that cannot be reached is not tried again; ``down``: such
+    databases, with the reasons, which the askers of one command may share.
     """
 
     def __init__(
@@ -127,54 +115,45 @@ class Asker:
         processor: Definition[Any],
         using: str | None = None,
         seconds: float = TIMEOUT,
-        *,
         down: dict[str, str] | None = None,
-        end: float = math.inf,
     ) -> None:
-        self._processor, self._seconds, self._end = processor, seconds, end
+        self._processor, self._seconds = processor, seconds
         self._down = {} if down is None else down
-        #: The processor's question, or why it cannot be asked.
-        self.question: Question[Any] | None = None
-        self.using, self.why = using or processor.using, ""
+        self._question: Question[Any] | None = None
+        self.using, self._why = using or processor.using, ""
         try:
-            self.question = question_of(processor, using)
-            self.using = self.question.using
+            self._question = question_of(processor, using)
+            self.using = self._question.using
         except Exception as error:  # noqa: BLE001  # the reason is the answer
-            self.why = explain(error, processor, using)
+            self._why = explain(error, processor, using)
 
     def ask(self, read: Callable[[Question[Any]], Answer[T]]) -> Answer[T]:
         """Return the answer; no error is raised, whatever the database or the user's code does."""
-        question = self.question
+        question = self._question
         if question is None:
-            return Answer.unknown(self.why)
+            return Answer.unknown(self._why)
         return self.look(question.using, lambda: read(question))
 
     def look(self, using: str, read: Callable[[], Answer[T]]) -> Answer[T]:
         """Return an answer of this database, as ``ask()`` does."""
-        left = self._end - time.monotonic()
-        if left < SHORTEST:
-            return Answer.unknown("not asked, because the time of the page was used up")
-        seconds = min(self._seconds, left)
-        if why := self._unreachable(using):
-            return Answer.unknown(why)
+        if using in self._down:
+            return Answer.unknown(self._down[using])
+        is_there = False
         try:
-            with reading(using, seconds):
+            is_connected(using)
+            connections[using].ensure_connection()
+            is_there = True
+            with reading(using, self._seconds):
                 return read()
         except NotRecordedError as error:
             return Answer.not_recorded(str(error))
         except Exception as error:  # noqa: BLE001  # the other questions can still be answered
-            if is_database_error(error) and is_statement_timeout(error):
-                return Answer.unknown(f"not within {seconds:g} s")
-            return Answer.unknown(explain(error, self._processor, using))
-
-    def _unreachable(self, using: str) -> str:
-        if using not in self._down:
-            try:
-                is_connected(using)
-                connections[using].ensure_connection()
-            except Exception as error:  # noqa: BLE001  # the reason is the answer
-                self._down[using] = explain(error, self._processor, using)
-        return self._down.get(using, "")
+            why = f"not within {self._seconds:g} s"
+            if not (is_database_error(error) and is_statement_timeout(error)):
+                why = explain(error, self._processor, using)
+            if not is_there:
+                self._down[using] = why
+            return Answer.unknown(why)
 
 
 # --- what ``doctor`` has found out about one thing
@@ -216,8 +195,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
-        texts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**texts, "level": self.level.name.lower()}
+        return {**asdict(self), "level": self.level.name.lower()}
 
 
 ok = partial(Finding, Level.OK)

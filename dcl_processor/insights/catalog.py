@@ -1,8 +1,4 @@
-"""What PostgreSQL's catalogs and statistics say about a table, a session and the server.
-
-Each function sends one query, which no special role is needed for. Where PostgreSQL hides a value
-from a role, the value is ``None``.
-"""
+"""What PostgreSQL says of its sessions; what it hides from a role is ``None``."""
 
 from __future__ import annotations
 
@@ -10,15 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from django.db import connections
-from django.db.models import Model
-
-_INDEXES = """
-SELECT c.relname, i.indisunique, i.indpred IS NOT NULL,
-    ARRAY(SELECT a.attname::text FROM pg_attribute a
-        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey))
-FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-WHERE i.indrelid = %s::regclass AND i.indisvalid ORDER BY c.relname
-"""
 
 # A snapshot keeps dead rows of its database from being removed, and so does a transaction that has
 # an id, such as that of a locked row. The snapshot of a standby, which comes through a slot or its
@@ -39,15 +26,6 @@ SELECT 'prepared transaction', gid, '', age(transaction),
     extract(epoch FROM clock_timestamp() - prepared), owner
 FROM pg_prepared_xacts WHERE database = current_database()
 """
-
-
-class TableIndex(NamedTuple):
-    """An index. ``columns``: of the table."""
-
-    name: str
-    is_unique: bool
-    is_partial: bool
-    columns: Sequence[str]
 
 
 class Snapshot(NamedTuple):
@@ -74,12 +52,6 @@ def rows(
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
         return cast("list[tuple[Any, ...]]", cursor.fetchall())
-
-
-def indexes(using: str, model: type[Model]) -> list[TableIndex]:
-    """Return the indexes of the model's table that queries may use."""
-    table = str(connections[using].ops.quote_name(model._meta.db_table))
-    return [TableIndex(*row) for row in rows(using, _INDEXES, [table])]
 
 
 def snapshots(using: str) -> list[Snapshot]:

@@ -1,4 +1,4 @@
-"""Examines what processors need of their databases, tables and options: eight findings."""
+"""Examines what processors need of their databases, tables and options: seven checks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from dcl_processor.engine.trial import dry_run
 from dcl_processor.insights import catalog, rows
 from dcl_processor.insights.answer import TIMEOUT, Finding, ok, problem, unknown, warning
 from dcl_processor.insights.explanation import asked
-from dcl_processor.insights.pending_index import key_of, pending_index
 from dcl_processor.keys.columns import column_of
 from dcl_processor.operator.diagnosis import describe, explain, one_line
 from dcl_processor.operator.time_limit import reading
 from dcl_processor.operator.times import utc_text
-from dcl_processor.options.model_columns import own_columns, written_columns
+from dcl_processor.options.model_columns import written_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import scan
 from dcl_processor.pending.question import Question
@@ -78,10 +77,6 @@ def _of_database(using: str, here: Sequence[Asked], seconds: float) -> Iterator[
         return
     yield from found("snapshot", about, snapshots(using))
     yield from found("idle-in-transaction", about, idle_transactions(using, here))
-    for model in dict.fromkeys(question.model for _, question in here):
-        table = f"table {model._meta.db_table} of {about}"
-        users = [each for each in here if each[1].model is model]
-        yield from found("flag-index", table, needless_indexes(using, users))
 
 
 def _found(
@@ -186,7 +181,7 @@ def held_keys(processor: Definition[Any], question: Question[Any]) -> Iterator[F
     yield ok("no row holds its key until a person decides")
 
 
-# --- the server, and the table of one model
+# --- the server
 
 
 def snapshots(using: str) -> Iterator[Finding]:
@@ -233,43 +228,3 @@ def idle_transactions(using: str, here: Sequence[Asked]) -> Iterator[Finding]:
         "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
         f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
     )
-
-
-def needless_indexes(using: str, users: Sequence[Asked]) -> Iterator[Finding]:
-    """Find indexes that each row's flip, claim or lease has to write to; of one table's users."""
-    model = users[0][1].model
-    written = {column for each in users for column in _written(*each)}
-    written -= {column for each in users for column in _read_by(*each)}
-    is_clean = True
-    for index in catalog.indexes(using, model):
-        columns = sorted(written & {*index.columns})
-        # The condition of a partial index needs the flag, and a unique index is a constraint.
-        if not index.is_partial and not index.is_unique and columns:
-            is_clean = False
-            yield warning(
-                f"the index {index.name} holds {' and '.join(columns)}",
-                "Each flip writes to it, and to every other index of the table, because PostgreSQL "
-                "cannot update the row in place",
-                "If no other query needs it, drop it (db_index, Meta.indexes), and let a partial "
-                "index of the pending rows serve the read: manage.py processors explain",
-            )
-    if is_clean:
-        yield ok("no plain index holds a column that is written for each row")
-
-
-def _written(processor: Definition[Any], question: Question[Any]) -> Iterator[str]:
-    """Yield the columns of the model's own table that are written for each row."""
-    meta = question.model._meta
-    for name in (*(processor.done or ()), *(processor.claim or ()), *own_columns(processor)):
-        field: Any = meta.get_field(name)
-        # The index of a foreign key is for deletions of the row that it points to.
-        if field in meta.local_concrete_fields and not field.is_relation:
-            yield field.column
-
-
-def _read_by(processor: Definition[Any], question: Question[Any]) -> Iterator[str]:
-    """Yield the columns by which the index of the pending rows finds them."""
-    index = pending_index(question, key=key_of(processor, question))
-    for name in [] if index is None else index.fields:
-        field: Any = question.model._meta.get_field(name.lstrip("-"))
-        yield field.column

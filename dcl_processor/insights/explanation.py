@@ -22,6 +22,9 @@ from dcl_processor.pending import scan
 from dcl_processor.pending.question import Question
 from dcl_processor.report.exceptions import Unsupported
 
+_PARTIAL = """
+SELECT relname FROM pg_index JOIN pg_class ON oid = indexrelid WHERE indpred IS NOT NULL"""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -155,7 +158,7 @@ def _explain(using: str, how: str, sql: str, params: Sequence[Any]) -> list[Any]
 def _judged(plan: Any, question: Question[Any]) -> tuple[str, str | None]:
     """Return whether an index serves the read, in one sentence, and which."""
     model = question.model
-    partial = {each.name for each in catalog.indexes(question.using, model) if each.is_partial}
+    partial = {name for (name,) in catalog.rows(question.using, _PARTIAL)}
     table = re.sub(r'^.*?"?\."?(?=[^.]+$)', "", model._meta.db_table).strip('"')
     reads = [node for node in _nodes(plan) if node.get("Relation Name") == table]
     if not reads:  # a table with partitions, or a view

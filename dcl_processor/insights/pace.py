@@ -17,28 +17,23 @@ _looks: dict[tuple[str, str | None], list[tuple[float, int]]] = {}
 def pace(
     name: str, using: str | None, pending: Answer[int], recorded: float | None
 ) -> tuple[Answer[float], Answer[float]]:
-    """Return the rows a second, and the seconds until none of the pending rows is left.
+    """Return the rows a second, and the seconds until no row is pending; ``None``: none is.
 
     ``recorded``: the rate that the ledger has; without one, that of this process's last two looks.
     """
     if pending.value is None:
         return Answer.unknown(pending.why), Answer.unknown(pending.why)
-    rate = recorded
-    if pending.how is How.EXACT:
-        looked = _rate_of_looks(name, using, pending.value)
-        rate = looked if rate is None else rate
-    found = Answer(rate) if rate is not None else _unrecorded()
+    looked = _rate_of_looks(name, using, pending.value) if pending.how is How.EXACT else None
+    rate = looked if recorded is None else recorded
+    unrecorded = Answer[Any].not_recorded("it takes the ledger, or a second look by one process")
+    found = unrecorded if rate is None else Answer(rate)
     if not pending.value:
-        return found, Answer(0.0)
+        return found, Answer(None)
     if rate is None or rate <= 0:
-        return found, _unrecorded() if rate is None else Answer.not_recorded(
-            "no rows leave pending"
+        return found, unrecorded if rate is None else Answer.not_recorded(
+            "the backlog does not shrink"
         )
     return found, Answer(round(pending.value / rate, 1), pending.how)
-
-
-def _unrecorded() -> Answer[Any]:
-    return Answer.not_recorded("known with dcl_processor.ledger, or from a second look on")
 
 
 def _rate_of_looks(name: str, using: str | None, number: int) -> float | None:
@@ -48,7 +43,7 @@ def _rate_of_looks(name: str, using: str | None, number: int) -> float | None:
     if not looks or now - looks[-1][0] >= SHORTEST:
         looks.append((now, number))
     del looks[:-2]
-    if len(looks) < 2 or now - looks[0][0] > LONGEST:
+    (first, before), (last, after) = looks[0], looks[-1]
+    if first == last or now - first > LONGEST or before == after == 0:
         return None
-    (first, before), (last, after) = looks
     return (before - after) / (last - first)

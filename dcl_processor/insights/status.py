@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,16 +91,15 @@ def status(
     most: int | None = None,
     only: Collection[str] | None = None,
     down: dict[str, str] | None = None,
-    end: float = math.inf,
 ) -> Status:
     """Return what is known of a processor's rows; ``only``: some of the names in ``NUMBERS``.
 
-    ``seconds``: the time limit of each question. ``doubt_after``: seconds after which a
-    claim counts as in doubt, at least ``default_age()``. ``most``: the rows that are counted at
-    most. ``down`` and ``end``: as for an ``Asker``.
+    ``seconds``: the time limit of each question. ``doubt_after``: seconds after which a claim
+    counts as in doubt, at least ``default_age()``. ``most``: the rows that are counted at most.
+    ``down``: as for an ``Asker``.
     """
     wanted = {*NUMBERS} if only is None else {*only}
-    asker = Asker(processor, using, seconds, down=down, end=end)
+    asker = Asker(processor, using, seconds, down)
     subject = _Subject(processor, most or backlog.MOST, doubt_after)
     needed = wanted | ({"pending"} if "time_left" in wanted or "rate" in wanted else set())
     answers = {name: asker.ask(partial(subject.read, name)) for name in ASKED if name in needed}

@@ -596,7 +596,7 @@ def test_discard_gives_up_on_what_is_pending_or_claimed_and_on_nothing_else() ->
 def test_the_doctor_examines_each_database() -> None:
     found = {each.check: each.level for each in examine([the.transactional(the.ignore)])}
     assert (found["flip"], found["router"]) == (Level.OK, Level.OK)
-    of_postgresql = {"snapshot", "idle-in-transaction", "flag-index"}
+    of_postgresql = {"snapshot", "idle-in-transaction"}
     assert (connection.vendor == "postgresql") == (of_postgresql <= {*found})
 
 

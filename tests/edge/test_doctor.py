@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 from django.db import connection
-from django.db.models import Index, Model, Q
+from django.db.models import Model
 from django.test import override_settings
 
 from dcl_processor.insights import catalog
@@ -180,7 +180,7 @@ def test_a_table_that_the_role_may_not_read_cannot_be_written(manage: Manage, ro
     parcels(10, sent=True)
     execute(f"REVOKE ALL ON tests_parcel FROM {role}")
     found = doctor(manage, DELIVER, "--using", "other")
-    assert (found.level("flip"), found.level("flag-index")) == ("problem", "ok")
+    assert (found.level("flip"), found.level("router")) == ("problem", "ok")
     done = manage("explain", DELIVER, "--using", "other", "--json")
     assert (done.code, json.loads(done.out)["ok"]) == (3, False)
     assert "permission denied for table tests_parcel" in done.err
@@ -248,34 +248,6 @@ def test_a_flip_that_leaves_its_row_pending_is_found(manage: Manage, install: In
     assert "still pending after it" in found.what("flip")
 
 
-# --- the table
-
-
-@pytest.mark.parametrize(
-    ("index", "level"),
-    [
-        (Index(fields=["sent"], name="doctor_flag"), "warning"),
-        (Index(fields=["note", "sent"], name="doctor_two"), "warning"),
-        (Index(fields=["note"], name="doctor_other"), "ok"),
-        (Index(fields=["sent"], name="doctor_part", condition=Q(sent=False)), "ok"),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_an_index_that_each_flip_writes_to_is_found(
-    manage: Manage, index: Index, level: str
-) -> None:
-    with connection.schema_editor() as editor:
-        editor.add_index(Parcel, index)
-    try:
-        found = doctor(manage)
-        assert found.level("flag-index") == level
-        assert (f"the index {index.name} holds sent" in found.what("flag-index")) == (level != "ok")
-    finally:
-        with connection.schema_editor() as editor:
-            editor.remove_index(Parcel, index)
-    assert doctor(manage).level("flag-index") == "ok"
-
-
 # --- the processors
 
 
@@ -298,7 +270,7 @@ def test_an_error_of_other_code_leaves_the_other_findings(
     found = doctor(manage)
     assert found.level("snapshot") == "unknown"
     assert found.what("snapshot") == "RuntimeError: no figures"
-    assert found.level("flag-index") == "ok"
+    assert found.level("idle-in-transaction") == "warning"
 
 
 def test_a_processor_that_cannot_run_is_a_problem(manage: Manage, install: Install) -> None:
@@ -328,8 +300,8 @@ def test_each_finding_is_one_line(manage: Manage) -> None:
     done = manage("doctor", DELIVER)
     levels = [line.partition(": ")[0] for line in done.out.splitlines()]
     assert {*levels} <= {str(level) for level in Level}
-    assert len(levels) == 5
-    assert done.err.endswith(" of 5 findings need attention.\n")
+    assert len(levels) == 4
+    assert done.err.endswith(" of 4 findings need attention.\n")
 
 
 def test_a_name_in_the_database_forges_no_line(
@@ -366,4 +338,4 @@ def test_nothing_is_locked_or_written(manage: Manage, role: str) -> None:
     for name in ("deliver", "weigh", "gather", "fetch"):
         assert manage("explain", f"warehouse.{name}", "--using", "other").code == 0
         found = doctor(manage, f"warehouse.{name}", "--using", "other").found
-        assert {*found} >= {"snapshot", "flag-index"}
+        assert {*found} >= {"snapshot", "router"}
