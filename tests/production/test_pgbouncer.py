@@ -11,14 +11,13 @@ import pytest
 from django.db import OperationalError, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from dcl_processor.locking.slots import Slot
+from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
 from tests.edge.manage import other
 from tests.models import Errand
 from tests.servers.pgbouncer import is_installed, pgbouncer
-from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
@@ -26,7 +25,6 @@ pytestmark = [
 ]
 
 MODES = ["session", "transaction"]
-AT_LEAST_ONCE = Delivery.AT_LEAST_ONCE
 
 
 @pytest.fixture(params=MODES)
@@ -64,44 +62,23 @@ def test_every_delivery_runs_through_it(pooled: str) -> None:
         Errand.objects.all().delete()
 
 
-def test_max_workers_counts_workers_through_it_and_direct_ones(pooled: str) -> None:
-    """A slot keeps one of the pool's two server connections, and a row's transaction the other."""
+def test_max_in_flight_counts_rows_through_it_and_direct_ones(pooled: str) -> None:
     Errand.objects.bulk_create(Errand() for _ in range(3))
-    options: dict[str, Any] = {"name": "shop.capped", "max_workers": 1, "done": {"done": True}}
     pending = Errand.objects.filter(done=False)
+    options: dict[str, Any] = {"pending": pending, "done": {"done": True}, "max_in_flight": 1}
     others: list[Any] = []
 
     def handle(row: Errand) -> None:
         for using in (pooled, "default"):
-            over = batch_processor(pending=pending, **options)(lambda other: None)
-            others.append(elsewhere(partial(over.run, using=using)))
+            run = partial(over(the.ignore).run, using=using, wait_for_locked=0)
+            others.append(elsewhere(run))
 
-    first = batch_processor(pending=pending, lease=Lease(60), delivery=AT_LEAST_ONCE, **options)
-    assert_run(first(handle).run(using=pooled, limit=1), processed=1, stopped="limit")
+    over = batch_processor(
+        name="shop.capped", delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60), **options
+    )
+    assert_run(over(handle).run(using=pooled, limit=1), processed=1, stopped="limit")
     assert [report.stopped for report in others] == ["busy", "busy"]
-    # The pooler's session lives on; the slot is free all the same.
-    last = batch_processor(pending=pending, **options)(lambda other: None)
-    assert_run(last.run(using="default"), processed=2)
-
-
-def test_a_waiting_worker_keeps_no_server_connection() -> None:
-    """In transaction mode; in session mode every client keeps one until it disconnects."""
-    direct = connections["default"].settings_dict
-    with (
-        pgbouncer(
-            direct, mode="transaction", default_pool_size=2, query_wait_timeout=int(PATIENCE)
-        ) as settings,
-        other(HOST=settings["HOST"], PORT=settings["PORT"]),
-    ):
-        slots = [Slot("other", "shop.capped", 1) for _ in range(5)]
-        try:
-            assert [slot.take() for slot in slots] == [True, False, False, False, False]
-            with connections["other"].cursor() as cursor:
-                cursor.execute("SELECT 1")
-                assert cursor.fetchone() == (1,)
-        finally:
-            for slot in slots:
-                slot.release()
+    assert_run(over(the.ignore).run(using="default"), processed=2)
 
 
 def test_the_options_of_a_connection_are_refused(pooled: str) -> None:
@@ -138,7 +115,8 @@ def pooled_and_cut(mode: str, *, forwarded: bool, before: bool) -> Iterator[None
 def test_what_became_of_a_lost_commit_is_looked_up_through_it(
     mode: str, before: bool, forwarded: bool
 ) -> None:
-    for processor in processors():
+    alone, batch, *_ = processors()  # the claims of the others are one statement, without COMMIT
+    for processor in (alone, batch):
         Errand.objects.bulk_create(Errand() for _ in range(3))
         with pooled_and_cut(mode, forwarded=forwarded, before=before):
             report = processor.run(using="other")
