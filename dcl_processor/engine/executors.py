@@ -187,6 +187,9 @@ class Loop:
         #: Calls in flight by their resource, and the resources that are closed without them.
         self._users: Counter[Resource] = Counter()
         self._worn: set[Resource] = set()
+        #: Calls under way, and those of them whose work may have been rolled back.
+        self._under_way: set[Call] = set()
+        self._spoilt: set[Call] = set()
         self._loop = asyncio.new_event_loop()
         self._uses_database = self._is_cancelled = self._is_over = False
         # Not the caller's context: its only thread for database calls may wait for the run.
@@ -238,12 +241,19 @@ class Loop:
             self._results.put((call, (None, None if answer is START else answer)))
 
     async def _handle(self, call: Call, resource: Resource) -> None:
+        self._under_way.add(call)
         try:
             result: Any = await self._handler.call_async(call.rows, resource.arguments)
             if self._uses_database and await sync_to_async(left_open)(set()):
+                # Race: flip without work. The others share the connection, and so its transaction.
+                self._spoilt |= self._under_way
+            if call in self._spoilt:
                 result = without_work(result, shared=True)
         except BaseException as error:  # noqa: BLE001  # raised again in the engine's thread
             result = error
+        finally:
+            self._under_way.discard(call)
+            self._spoilt.discard(call)
         if self._is_cancelled and not isinstance(result, Handled):
             return  # as if its process had been killed: the row keeps its mark
         self._results.put((call, (resource, result)))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from threading import Event
 from typing import Any
 
 import pytest
@@ -16,12 +14,10 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry
 from dcl_processor.exceptions import TransactionLeftOpen
-from dcl_processor.execution.leftover import Leftover, SharedSessions
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
-from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -99,26 +95,6 @@ def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed
         assert set(rows.values_list("leased_until", flat=True)) == {None}
 
 
-def test_one_that_was_left_open_by_other_code_is_rolled_back_before_the_claim(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    the.errands(3)
-
-    asked: list[int] = []
-
-    def pending() -> Any:
-        asked.append(1)
-        if len(asked) == 2:  # for the first window; a run that begins so is refused
-            transaction.set_autocommit(False)
-        return Errand.objects.filter(done=False)
-
-    with caplog.at_level(logging.WARNING, logger="dcl_processor"):
-        report = leasing(the.ignore, pending=pending)()
-    assert_run(report, processed=3)
-    assert Errand.objects.using("other").filter(done=True).count() == 3
-    assert "left open" in caplog.text
-
-
 # --- asynchronous handlers, on the connection that they share
 
 
@@ -177,34 +153,10 @@ class Shared:
 # SQLite has one writer: while that transaction is open, the run can claim no other row.
 if connection.features.has_select_for_update:
 
-    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The handler of one ends between the rollback and its note."""
-        end, were_left_open = Leftover.end, SharedSessions.were_left_open
-        asked, is_over = list[Any](), Event()
-
-        async def ask(sessions: SharedSessions, pk: Any, under_way: Any) -> bool:
-            asked.append(pk)
-            return await were_left_open(sessions, pk, under_way)
-
-        def end_between(leftover: Leftover) -> bool:
-            if ended := end(leftover):
-                is_over.set()
-                until(lambda: len(asked) > 1, "the end of the other row's handler")
-            return ended
-
-        monkeypatch.setattr(SharedSessions, "were_left_open", ask)
-        monkeypatch.setattr(Leftover, "end", end_between)
+    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail() -> None:
+        """Also the one that ends when it was rolled back."""
         rows = the.errands(4)
-        shared = Shared()
-
-        async def handle(row: Errand) -> None:
-            await shared(row)
-            if row.place == 0:
-                await asyncio.to_thread(the.wait, is_over)
-
-        report = leasing(handle)(concurrency=2)
+        report = leasing(Shared().__call__)(concurrency=2)
         assert_run(report, processed=2, failed=2, to_retry=2)
         assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
         assert {failure.pk for failure in report.failures} == {row.pk for row in rows[:2]}

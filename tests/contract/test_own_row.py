@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
-from django.utils import timezone
+from django.db import connection, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
-from dcl_processor.engine import heartbeat
-from dcl_processor.engine.heartbeat import Heartbeat
-from dcl_processor.pending.question import Question, ask
-from dcl_processor.settlement.writing import compare_and_set
+from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
@@ -66,72 +59,6 @@ def test_a_lease_that_was_read_and_saved_back_is_still_recognised(save: Any) -> 
     assert_run(report, processed=2)
     assert handled == [row.pk for row in rows]
     assert [the.state(row)["leased_until"] for row in rows] == [False, False]
-
-
-Held = tuple[Errand, Question[Errand], Heartbeat]
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    """Hold a row, of which two tokens at each end are kept; each renewal is an hour later."""
-    start = timezone.now().replace(microsecond=0)
-    hours = (start + timedelta(hours=number) for number in itertools.count(1))
-    monkeypatch.setattr(clock, "read", lambda *_: next(hours))
-    monkeypatch.setattr(heartbeat, "KEPT", 2)
-    (row,) = the.errands(1, leased_until=start)
-    question = ask(Errand.objects.all, label="tests")
-    heart = Heartbeat(Lease(60), "tests")
-    heart.hold(question, {row.pk: {"leased_until": start}}, time.monotonic())
-    yield row, question, heart
-    heart.close()
-
-
-@pytest.mark.parametrize(("saved", "is_known"), [(0, 1), (1, 1), (2, 0), (-3, 0), (-2, 1), (-1, 1)])
-def test_of_many_renewals_the_first_and_the_last_are_recognised(
-    saved: int, is_known: int, held: Held
-) -> None:
-    """So the statements stay short. A handler may save the lease that it has read at any time."""
-    row, question, heart = held
-    written = [leased_until(row)]
-    for _ in range(12):
-        heart._renew()
-        written.append(leased_until(row))
-    assert len({*written}) == 13
-    Errand.objects.filter(pk=row.pk).update(leased_until=written[saved])
-    tokens = heart.let_go(row.pk, {"leased_until": None})
-    assert len(tokens["leased_until"]) == 4
-    assert compare_and_set(question, row.pk, tokens, {"done": True}) == is_known
-
-
-def fail(*_: Any) -> int:
-    raise OperationalError("no answer")
-
-
-def test_the_token_in_the_row_is_known_after_any_number_of_renewals_without_an_answer(
-    held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, question, heart = held
-    for _ in range(5):
-        heart._renew()
-    monkeypatch.setattr(heartbeat, "compare_and_set_all", fail)
-    for _ in range(12):
-        assert not heart._beat()
-    tokens = heart.let_go(row.pk, {"leased_until": None})
-    assert len(tokens["leased_until"]) == 6
-    assert compare_and_set(question, row.pk, tokens, {"done": True}) == 1
-
-
-def test_a_renewal_after_one_that_failed_recognises_the_row(
-    held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, _, heart = held
-    before = leased_until(row)
-    with monkeypatch.context() as patch:
-        patch.setattr(heartbeat, "compare_and_set_all", fail)
-        assert not heart._beat()
-    assert leased_until(row) == before
-    assert heart._beat()
-    assert leased_until(row) > before
 
 
 if HAS_ROW_LOCKS:

@@ -7,20 +7,18 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
 from typing import Any
 
-import environ
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
 from dcl_processor import Retry
-from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
+from dcl_processor.exceptions import SessionLost
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session, until_ended
 from tests.contract.support.temporary import execute
-from tests.models import Errand, Parcel
-from tests.servers.mariadb import mariadb
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -69,36 +67,6 @@ if HAS_SERVER:
 
 
 @contextmanager
-def connected_to(**said: Any) -> Iterator[None]:
-    """Connect the default alias elsewhere, or as another user."""
-    settings = connection.settings_dict
-    before = {name: settings[name] for name in said}
-    connection.close()
-    settings.update(said)
-    try:
-        yield
-    finally:
-        connection.close()
-        settings.update(before)
-
-
-@contextmanager
-def read_only() -> Iterator[None]:
-    """Make the server read-only for all sessions but that of the other alias."""
-    user = "dcl_plain@localhost"
-    execute(f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'plain'", "other")
-    execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {user}", "other")
-    try:
-        with (
-            connected_to(USER="dcl_plain", PASSWORD="plain"),  # noqa: S106  # of the tests' own
-            server_says("read_only", 1, 0),
-        ):
-            yield
-    finally:
-        execute(f"DROP USER {user}", "other")
-
-
-@contextmanager
 def query_only() -> Iterator[None]:
     execute("PRAGMA query_only = 1")
     try:
@@ -109,56 +77,20 @@ def query_only() -> Iterator[None]:
 
 READ_ONLY: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "postgresql": lambda: connected({"options": "-c default_transaction_read_only=on"}),
-    "mysql": read_only,
     "sqlite": query_only,
 }
 
 
-def test_a_database_that_is_read_only_is_named_before_the_first_handler() -> None:
-    parcels(2)
-    calls: list[int] = []
-    run = processor(lambda row: calls.append(row.pk))
-    words = "database 'default' to accept writes"
-    with READ_ONLY[connection.vendor](), pytest.raises(ReadOnlyDatabase, match=words):
-        run()
-    assert calls == []
-    assert_run(run(), processed=2)
+if not MARIADB:  # whose InnoDB locks rows all the same
 
-
-if MARIADB:
-
-    def test_a_binary_log_of_statements_is_refused_by_one_sentence() -> None:
+    def test_no_handler_is_called_while_the_database_is_read_only() -> None:
+        parcels(2)
         calls: list[int] = []
-        run = the.transactional(lambda row: calls.append(row.pk))
-        with (
-            mariadb("--log-bin=log", "--binlog-format=STATEMENT") as url,
-            connected_to(**environ.Env.db_url_config(url)),
-        ):
-            with connection.schema_editor() as editor:
-                editor.create_model(Errand)
-            execute("SET SESSION binlog_format = ROW")
-            Errand.objects.create()
-            connection.close()
-            with pytest.raises(Unsupported, match=r"^expected binlog_format=ROW or MIXED .* got S"):
-                run()
+        run = processor(lambda row: calls.append(row.pk))
+        with READ_ONLY[connection.vendor]():
+            assert_run(run(), failed=2)
         assert calls == []
-
-    def test_a_server_that_becomes_read_only_ends_the_run_at_the_next_flip() -> None:
-        """InnoDB locks rows all the same: each further handler would be called for nothing."""
-        parcels(4)
-        calls: list[int] = []
-
-        def handle(row: Parcel) -> None:
-            calls.append(row.priority)
-            execute(f"SET GLOBAL read_only = {int(row.priority == 1)}", "other")
-
-        run = processor(handle)
-        with read_only():
-            execute("SET GLOBAL read_only = 0", "other")
-            with pytest.raises(ReadOnlyDatabase):
-                run()
-        assert calls == [0, 1]
-        assert Parcel.objects.filter(sent=True).count() == 1
+        assert_run(run(), processed=2)
 
 
 if connection.vendor == "postgresql":
