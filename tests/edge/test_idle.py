@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.db import close_old_connections, connection
 
-from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
-from dcl_processor.watch import watch as watch_module
-from dcl_processor.watch.watch import POLL_IDLE, Plan, Watch
+from dcl_processor.workers import watch as watch_module
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.watch import POLL_IDLE, Plan, Watch
 from tests.waiting import PATIENCE
 from tests.warehouse.processors import deliver, weigh
 
