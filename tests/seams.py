@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dcl_processor.pending import question
-from dcl_processor.sql import messages, statements
+from dcl_processor.sql import messages, session, statements
+from dcl_processor.testing import racing
 
 #: An object, and the name of an attribute that is replaced.
 Seam = tuple[Any, str]
@@ -22,6 +23,10 @@ LOCK: Seam = (statements, "LOCK")
 SUITS: Seam = (messages, "suits")
 SEND_TOGETHER: Seam = (messages, "send_together")
 IS_OBSERVED: Seam = (messages, "is_observed")
+SUITS: Seam = (messages, "suits")
+AMONG: Seam = (question.Question, "among")
+LOCKING: Seam = (session, "locking")
+RACE_TIMEOUT: Seam = (racing, "TIMEOUT")
 
 
 def replace(patch: pytest.MonkeyPatch, seam: Seam, value: Any) -> None:
