@@ -14,10 +14,10 @@ from dcl_processor import alive, backlog, report
 from dcl_processor.contrib.reservations import reservation
 from dcl_processor.definition import retry
 from dcl_processor.engine import calls, source
-from dcl_processor.ledger import desk, models, records
+from dcl_processor.ledger import models, quiet, records, run, tokens
 from dcl_processor.pending import scan
 from dcl_processor.processes import monitor, supervisor
-from dcl_processor.runner import counters, limits
+from dcl_processor.runner import counters
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
 
@@ -106,11 +106,12 @@ SENTENCES = {
     ],
     "docs/howto/define.md": [f"window of {scan.WINDOW} rows"],
     "docs/howto/operate.md": [
-        f"A run waits up to {limits.LONGEST_HOLD:g} seconds",
+        f"A run waits up to {tokens.PATIENCE:g} seconds",
         f"Orders wait {models.LOCK_WAIT:g} seconds for a lock",
         f"deleted after {records.KEEP.days} days",
-        f"`lost` after {WORD[records.LOST_AFTER]} without a heartbeat",
-        f"after {desk.PATIENCE:g} seconds once",
+        f"follow each other within {WORD[run.GO_ON_WITHIN]}",
+        f"is repeated every {run.WRITE_EVERY:g} seconds",
+        f"go on without them for {quiet.SILENCE:g} seconds",
         f"counted up to {backlog.MOST:,}",
     ],
     "docs/explanation/promises.md": [f"at most {source.MOST_LOCKED:,}, for `wait_for_locked`"],

@@ -34,7 +34,7 @@ from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
 from dcl_processor.insights import doctor
-from dcl_processor.ledger.records import Pause, Recorded, RecordedAction, State
+from dcl_processor.ledger.standing import Pause, State
 from dcl_processor.management.commands.processors import MODULES, Command
 from dcl_processor.processor import RunParameters
 from dcl_processor.report.report import DryRun, Failure
@@ -62,8 +62,6 @@ DATACLASSES: dict[str, tuple[str, Any]] = {
     "Race": (TESTING, Race),
     "State": (OPERATE, State),
     "Pause": (OPERATE, Pause),
-    "Recorded": (OPERATE, Recorded),
-    "RecordedAction": (OPERATE, RecordedAction),
 }
 CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "batch_processor": (PROCESSORS, batch_processor),
