@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Value
-from django.db.models.lookups import Exact
+from django.db.models import Count, F, Q, QuerySet, Window
+from django.db.models.functions import RowNumber
 
 from dcl_processor.keys.claim import in_order
 from dcl_processor.keys.columns import column_of
@@ -30,9 +30,14 @@ def held(processor: Definition[Any], question: Question[Any]) -> Q:
         found |= Q(**{f"{column}__in": full.values(column)})
     due = processor._due(question.model) if processor.in_order else None
     if due is not None:
-        rows = question.unfiltered.using(question.using).filter(**{column: OuterRef(column)})
-        first = in_order(rows).annotate(dcl_due=flag(due)).values("dcl_due")[:1]
-        found |= Q(Exact(Subquery(first), Value(False)))
+        pending = question.unfiltered.using(question.using).annotate(dcl_due=flag(due))
+        order: Any = in_order(pending).query.order_by
+        # Of the keys that have a row that waits, which is the first: by one sort of their rows.
+        keys = pending.order_by().filter(dcl_due=False, **{f"{column}__isnull": False})
+        rows = pending.order_by().filter(**{f"{column}__in": keys.values(column)})
+        place = Window(RowNumber(), partition_by=[F(column)], order_by=[*order])
+        first = rows.annotate(dcl_place=place).filter(dcl_place=1, dcl_due=False)
+        found |= Q(**{f"{column}__in": first.values(column)})
     # A row that has lost its worker had its place once, and is taken over by the next run.
     return found if mark is None else found & ~mark.in_flight
 

@@ -106,7 +106,8 @@ def _read(processor: Definition[Any], question: Question[Any], pk: Any) -> Row |
                 parts["key_free"] = not holds
         reason = _reason(processor, parts, columns, columns.pop("dcl_now"))
         reason += holds or "" if reason == _IN_USE else ""
-        reason += _UNSEEN if reason == _RUNS and key is not None and holds == "" else ""
+        is_unseen = holds == "" and "key_free" not in parts
+        reason += _UNSEEN if reason == _RUNS and is_unseen else ""
         error = processor.retry.last_error if processor.retry is not None else None
         if error and columns[error]:
             columns[error] = masked(columns[error])
