@@ -1,7 +1,7 @@
 """Celery starts runs: one task for all processors, and an entry for beat's schedule.
 
-The rows stay in their table and the task carries no rows, so that a task that is lost, expires or
-is delivered twice costs nothing. Importing this module registers the task.
+The task carries no rows, so that one that is lost, expires or is delivered twice costs nothing.
+Importing this module registers it.
 """
 
 from __future__ import annotations
@@ -73,12 +73,8 @@ def run(
     The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the Celery worker end the
     run after the row in flight; the report's ``stopped`` is then "signal".
 
-    Any client that can send a message can run any processor on any database, unless the settings
-    ``DCL_PROCESSOR_TASK_NAMES`` and ``DCL_PROCESSOR_TASK_DATABASES`` list the names and databases
-    that messages may ask for.
-
     Raises what ``run()`` raises, ``UnknownProcessor``, and ``InvalidOption`` for a name or database
-    that is not listed.
+    that the settings ``DCL_PROCESSOR_TASK_NAMES`` and ``DCL_PROCESSOR_TASK_DATABASES`` do not list.
     """
     own: dict[str, Any] = {
         "timeout": timeout,
@@ -90,7 +86,7 @@ def run(
     try:
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
-        # An error in these is raised here, and not again by each of the other tasks.
+        # Here, and not again by each of the other tasks.
         _check(workers, own, is_async=processor._is_async)
         needed = _needed(processor, workers, limit, using)
         if needed > 1:
@@ -129,9 +125,8 @@ def every(
     schedule is no interval. ``queue``: the queue of the tasks, instead of the app's own. The other
     parameters are those of the task ``run``.
 
-    A message expires if no worker has taken it by the time of the next message, so that messages do
-    not pile up while the workers are busy or away. Raises ``InvalidOption`` for values that cannot
-    work.
+    A message expires if no worker has taken it by the time of the next message: they do not pile up
+    while the workers are away. Raises ``InvalidOption`` for values that cannot work.
     """
     interval = _interval(schedule)
     if timeout is None and interval is None:
@@ -154,13 +149,8 @@ def every(
     _check(workers, parameters, is_async=True)
     kwargs = {"workers": workers, "timeout": timeout, **parameters}
     options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
-    return {
-        "task": run.name,
-        "schedule": schedule,
-        "args": (name,),
-        "kwargs": kwargs,
-        "options": options,
-    }
+    entry = {"task": run.name, "schedule": schedule, "args": (name,)}
+    return {**entry, "kwargs": kwargs, "options": options}
 
 
 @contextmanager
@@ -168,8 +158,7 @@ def polite_stop() -> Iterator[Stop]:
     """Yield a ``stop=`` for a run inside a task of your own; it ends the run as in ``run``.
 
     In a process of the Celery worker's pool, the signals of the soft time limit and of ``revoke()``
-    set it, instead of raising in the middle of the handler. Celery handles the second SIGTERM: open
-    transactions are rolled back.
+    set it, instead of raising in the handler. Celery handles the second SIGTERM: it rolls back.
     """
     stop = _Stop()
 
@@ -230,10 +219,8 @@ def _interval(schedule: Any) -> float | None:
 
 
 def _refuse_unless_allowed(name: str, using: str | None) -> None:
-    for setting, value in (
-        ("DCL_PROCESSOR_TASK_NAMES", name),
-        ("DCL_PROCESSOR_TASK_DATABASES", using),
-    ):
+    asked = {"DCL_PROCESSOR_TASK_NAMES": name, "DCL_PROCESSOR_TASK_DATABASES": using}
+    for setting, value in asked.items():
         allowed = getattr(settings, setting, None)
         if allowed is not None and value is not None and value not in allowed:
             raise InvalidOption(

@@ -8,8 +8,7 @@ Names follow the conventions for messaging, version 1.44, which are still in dev
 do not have begins with ``dcl_processor.``. A row's span is the root of a trace, and links to the
 span of its run, because a run of a million rows is not one trace. A run without a row has none.
 
-A failure is the status of its span, and no event of it: such events are deprecated. The log record
-of the failure has the traceback, and the same ``run_id`` and ``pk``.
+A failure is the status of its span; the log record has its traceback, ``run_id`` and ``pk``.
 """
 
 from __future__ import annotations
@@ -27,19 +26,14 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from dcl_processor import __version__
+from dcl_processor.contrib import AGES, DURATIONS
 from dcl_processor.options import worker
 from dcl_processor.report.errors import describe, shown
 from dcl_processor.report.observer import RowEvent, RunEvent, observers_installed
 from dcl_processor.report.report import TRIED
 
 SYSTEM, OPERATION = "dcl_processor", "process"
-
-#: Characters of an error's text that a span has.
-LONGEST = 200
-
-#: Upper bounds in seconds. Libraries' defaults end at 10 s; handlers take minutes, rows wait days.
-DURATIONS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0, 604_800.0)
+LONGEST = 200  # characters of an error's text that a span has
 
 _instrumented: Instruments | None = None
 
@@ -99,13 +93,10 @@ class Instruments:
         )
         rows = partial(meter.create_counter, unit="{row}")
         self.rows = rows("dcl_processor.rows", description="Rows that have an outcome.")
-        self.retries = rows(
-            "dcl_processor.row.retries", description="Failed rows that are to be tried again."
-        )
-        self.lost_leases = rows(
-            "dcl_processor.row.lost_leases",
-            description="Rows that another worker had taken over at their settlement.",
-        )
+        text = "Failed rows that are to be tried again."
+        self.retries = rows("dcl_processor.row.retries", description=text)
+        text = "Rows that another worker had taken over at their settlement."
+        self.lost_leases = rows("dcl_processor.row.lost_leases", description=text)
 
 
 @dataclass(slots=True)

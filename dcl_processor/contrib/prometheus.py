@@ -1,8 +1,7 @@
 """Metrics for Prometheus, by its client, which the extra ``prometheus`` installs.
 
 ``register()`` counts what the runs in this process do; ``gauges_view()`` answers with what only the
-database knows. The names and labels are in the documentation, and in the dashboard and the alert
-rules of the folder ``monitoring``. A label never has a primary key, a host or a message.
+database knows. A label never has a primary key, a host or a message.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from dcl_processor.contrib import AGES, DURATIONS
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.status import Status, status
 from dcl_processor.operator.registry import processors
@@ -27,15 +27,6 @@ from dcl_processor.report.observer import RowEvent, RunEvent, observers_installe
 from dcl_processor.report.report import TRIED, Report
 
 __all__ = ["gauges_view", "register"]
-
-#: Upper bounds of durations, in seconds. Libraries' defaults end at 10 s; handlers take minutes.
-DURATIONS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
-)
-
-#: Upper bounds of the age of a row, in seconds: a second to a week.
-AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0, 604_800.0)
 
 _registered: Counts | None = None
 
@@ -58,33 +49,19 @@ class Counts:
     def __init__(self, registry: CollectorRegistry) -> None:
         one: Any = {"labelnames": ["processor"], "registry": registry}
         two: Any = {**one, "labelnames": ["processor", "outcome"]}
-        self._rows = Counter("dcl_processor_rows", "Rows that have an outcome, by outcome.", **two)
-        self._retries = Counter(
-            "dcl_processor_retries", "Failed rows that are to be tried again.", **one
-        )
-        self._lost = Counter(
-            "dcl_processor_lost_leases",
-            "Rows that another worker had taken over at their settlement.",
-            **one,
-        )
-        self._handler = Histogram(
-            "dcl_processor_handler_duration_seconds",
-            "Seconds that the call of a row's handler took.",
-            buckets=DURATIONS,
-            **one,
-        )
-        self._age = Histogram(
-            "dcl_processor_age_at_start_seconds",
-            "Seconds for which a row was pending when its handler was called.",
-            buckets=AGES,
-            **one,
-        )
+        name = "dcl_processor_{}".format
+        self._rows = Counter(name("rows"), "Rows that have an outcome, by outcome.", **two)
+        self._retries = Counter(name("retries"), "Failed rows that are to be tried again.", **one)
+        text = "Rows that another worker had taken over at their settlement."
+        self._lost = Counter(name("lost_leases"), text, **one)
+        text = "Seconds that the call of a row's handler took."
+        self._handler = Histogram(name("handler_duration_seconds"), text, buckets=DURATIONS, **one)
+        text = "Seconds for which a row was pending when its handler was called."
+        self._age = Histogram(name("age_at_start_seconds"), text, buckets=AGES, **one)
+        text = "When a run last ended in which no row failed for good."
         # Of all processes, the dead ones included: it is not a state of theirs.
         self._success = Gauge(
-            "dcl_processor_last_success_timestamp_seconds",
-            "When a run last ended in which no row failed for good.",
-            multiprocess_mode="max",
-            **one,
+            name("last_success_timestamp_seconds"), text, multiprocess_mode="max", **one
         )
 
     def run(self, event: RunEvent) -> None:
@@ -140,7 +117,6 @@ GAUGES = {
     "paused": ("dcl_processor_paused_seconds", "Seconds of the pause; 0 without one."),
 }
 UNKNOWN = "dcl_processor_unknown_gauges"
-UNKNOWN_HELP = "Gauges that are absent because the database did not answer in time."
 
 
 class Gauges(Collector):
@@ -173,7 +149,8 @@ def gauges(found: Iterable[Status]) -> Iterator[Metric]:
         answer: GaugeMetricFamily(name, text, labels=["processor"])
         for answer, (name, text) in GAUGES.items()
     }
-    unknown = GaugeMetricFamily(UNKNOWN, UNKNOWN_HELP, labels=["processor"])
+    text = "Gauges that are absent because the database did not answer in time."
+    unknown = GaugeMetricFamily(UNKNOWN, text, labels=["processor"])
     for each in found:
         answers = {name: each.answers[name] for name in GAUGES if name in each.answers}
         missing = sum([answer.how is How.UNKNOWN for answer in answers.values()])
@@ -199,8 +176,7 @@ _gauges.register(Gauges(lambda: processors().values()))
 def gauges_view(request: HttpRequest) -> HttpResponse:
     """Answer a scrape with what the database knows of all processors, at most 15 seconds old.
 
-    Each process of a web server reads for itself. The view checks no permission: add it to the URLs
-    behind what keeps others away from them.
+    Each process of a web server reads for itself. The view checks no permission.
     """
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(_gauges), content_type=content_type)
