@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 
 from dcl_processor import alive
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import Health, write_file
-from dcl_processor.processes.news import AtWork, Beat, Worker
-from dcl_processor.processes.visible import Notifier
+from dcl_processor.workers.health import Health, Notifier, write_file
 from tests.edge.manage import Manage, at_gate, python
 from tests.edge.watchers import parcels, wait_until_sent, watching
+from tests.models import Parcel
 from tests.waiting import PATIENCE, until
 
 DELIVER = "warehouse.deliver"
@@ -47,35 +45,44 @@ def wait_until_written_again(file: Path) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
+def test_it_names_the_workers_and_is_removed_at_the_end(
     gate: Path, file: Path, workers: str
 ) -> None:
     number = int(workers)
-    rows = parcels(*["gate"] * number)
+    parcels(*["gate"] * number)
     arguments = (DELIVER, "--watch", "600", "--workers", workers, "--health-file", str(file))
     with watching(*arguments, GATE=str(gate)) as watcher:
         pids = at_gate(gate, handlers=number)
-
-        def all_named() -> bool:
-            return (
-                file.exists() and sum("rows" in each for each in content(file)["workers"]) == number
-            )
-
-        until(all_named, "the rows at hand")
-        document = content(file)
         wait_until_written_again(file)
+        document = content(file)
         (gate / "open").touch()
         wait_until_sent()
-        until(lambda: all(each["state"] == "waits" for each in content(file)["workers"]), "the end")
         code, _, err = watcher.end()
     assert (code, err, file.exists()) == (0, "", False)
     assert (document["pid"], document["processors"]) == (watcher.process.pid, [DELIVER])
-    shown = document["workers"]
-    assert sorted(each["pid"] for each in shown) == pids
-    assert sorted(int(row) for each in shown for row in each["rows"]) == rows
-    assert {each["processor"] for each in shown} == {DELIVER}
-    assert all(re.fullmatch(r"\d\d:\d\d:\d\d UTC", each["since"]) for each in shown)
+    shown = [(each["worker"], each["is_alive"]) for each in document["workers"]]
+    assert shown == ([] if number == 1 else [(1, True), (2, True)])
+    if number > 1:
+        assert sorted(each["pid"] for each in document["workers"]) == pids
     assert [path.name for path in file.parent.iterdir()] == ["gate"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_does_not_move_lets_the_file_get_old(file: Path, audit: Path) -> None:
+    """As one that is stopped, or whose handler keeps the GIL."""
+    settings = "tests.hanging.settings"
+    (stuck,) = parcels("is stopped")
+    arguments = ("hanging.deliver", "--watch", "0.2", "--workers", "2")
+    with watching(
+        *arguments, "--health-file", str(file), DJANGO_SETTINGS_MODULE=settings
+    ) as watcher:
+        until(lambda: file.exists() and audit.read_text() != "", "the handler")
+        until(lambda: alive.main([str(file), "--max-age", "4"]) == 1, "the file to get old")
+        for each in content(file)["workers"]:
+            os.kill(each["pid"], signal.SIGKILL)
+        Parcel.objects.filter(pk=stuck).update(note="")  # while their successors load the project
+        wait_until_written_again(file)
+        assert watcher.end()[0] == 0
 
 
 @pytest.mark.parametrize("where", ["missing/health", "folder"])
@@ -96,19 +103,19 @@ def test_a_disk_that_is_full_is_logged_once_and_ends_nothing(
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    health = Health([DELIVER], Stop(), folder / "health")
+    health = Health([DELIVER], lambda: False, folder / "health")
     health.ready()
     folder.rename(tmp_path / "elsewhere")
     for _ in range(3):
-        health.seen([])
+        health.beat()
     assert len(caplog.records) == 1
     assert "health cannot be written, and gets old although" in caplog.text
     (tmp_path / "elsewhere").rename(folder)
     (folder / "health").unlink()
-    health.seen([])
+    health.beat()
     assert content(folder / "health")["processors"] == [DELIVER]
     folder.rename(tmp_path / "elsewhere")
-    health.seen([])
+    health.beat()
     assert len(caplog.records) == 2
     health.close()
 
@@ -232,25 +239,21 @@ def test_without_systemd_nothing_is_sent_and_a_lost_one_costs_nothing(tmp_path: 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_service_is_ready_is_pinged_and_stops(manager: socket.socket, gate: Path) -> None:
-    (row,) = parcels("gate")
-    arguments = (DELIVER, "--watch", "600")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_service_is_ready_is_pinged_and_stops(
+    manager: socket.socket, gate: Path, workers: str
+) -> None:
+    parcels(*["gate"] * int(workers))
+    arguments = (DELIVER, "--watch", "600", "--workers", workers)
     more = environment(manager, WATCHDOG_USEC="2000000")
     with watching(*arguments, GATE=str(gate), **more) as watcher:
-        assert received(manager) == ["READY=1", f"STATUS=starting {DELIVER}"]
-        at_gate(gate)
-        said: list[str] = []
-        while not any(f"oldest: {DELIVER}, row {row} since" in line for line in said):
-            said = received(manager)
-        while "WATCHDOG=1" not in said:
-            said = received(manager)
-        variables = Path(f"/proc/{watcher.process.pid}/environ").read_bytes()
-        assert b"NOTIFY_SOCKET" in variables  # as it was when the process began
+        assert received(manager) == ["READY=1", f"STATUS=running {DELIVER}"]
+        at_gate(gate, handlers=int(workers))
+        while received(manager) != ["WATCHDOG=1"]:
+            pass
         watcher.process.send_signal(signal.SIGTERM)
-        while "STOPPING=1" not in said:
-            said = received(manager)
-        # Its handler has no limit, so no time can be asked for.
-        assert not any(line.startswith("EXTEND") for line in said)
+        while received(manager)[:2] != [f"STATUS=stopping {DELIVER}", "STOPPING=1"]:
+            pass
         (gate / "open").touch()
         assert watcher.end(None)[0] == 0
 
@@ -261,7 +264,7 @@ def test_a_service_is_ready_although_its_database_cannot_be_reached(manager: soc
     down = {"DATABASE_URL": "postgres://nothing@127.0.0.1:1/none"}
     with watching(DELIVER, "--watch", "1", **environment(manager), **down) as watcher:
         assert received(manager)[0] == "READY=1"
-        while "; waiting: expected the database 'default' to answer" not in received(manager)[-1]:
+        while "; waiting: expected the database 'default' to answer" not in received(manager)[0]:
             pass
         assert watcher.end()[0] == 0
 
@@ -270,38 +273,12 @@ def test_only_while_all_are_alive_it_is_written_and_pinged(
     manager: socket.socket, file: Path
 ) -> None:
     notifier = Notifier(str(manager.getsockname()), 0.002)
-    health = Health(["shop.send"], Stop(), file, notifier)
-    well, sick = Worker(1, 41, "waits", None, True), Worker(2, 42, "does not move", None, False)
-    health.seen([well, sick])
-    assert received(manager) == ["STATUS=0 of 2 workers at work; not alive: worker 2"]
+    health = Health(["shop.send"], lambda: False, file, notifier)
+    well: dict[str, Any] = {"worker": 1, "pid": 41, "is_alive": True, "troubles": []}
+    sick = {**well, "worker": 2, "is_alive": False}
+    health.beat([well, sick], is_alive=False)
+    assert received(manager) == ["STATUS=running shop.send; not alive: worker 2"]
     assert not file.exists()
-    health.seen([well])
-    assert received(manager) == ["STATUS=0 of 1 workers at work", "WATCHDOG=1"]
+    health.beat([well])
+    assert received(manager) == ["STATUS=running shop.send", "WATCHDOG=1"]
     assert file.exists()
-
-
-@pytest.mark.parametrize("is_overdue", [True, False])
-def test_a_process_that_works_itself_is_alive_until_its_handler_does_not_end(
-    file: Path, is_overdue: bool
-) -> None:
-    health = Health(["p"], Stop(), file)
-    health.beat(Beat(AtWork("p", ("17",), 1, time.monotonic(), 60.0), is_overdue))
-    assert file.exists() is not is_overdue
-
-
-def test_a_stopped_service_asks_for_no_more_time_than_its_limits_allow(
-    manager: socket.socket,
-) -> None:
-    stop = Stop()
-    stop.set()
-    notifier, now = Notifier(str(manager.getsockname()), 0.002), time.monotonic()
-    health = Health(["p"], stop, None, notifier)
-    limited = AtWork("p", ("17",), 1, now - 5, 60.0)
-    health.seen([Worker(1, 41, "works", limited, True)])
-    *_, stopping, extend, _ = received(manager)
-    assert stopping == "STOPPING=1"
-    assert 70 < int(extend.partition("=")[2]) / 1e6 <= 75
-    over = AtWork("p", ("17",), 1, now - 80, 60.0)
-    health.seen([Worker(1, 41, "works", over, False)])
-    assert not any(line.startswith("EXTEND") for line in received(manager))
-    health.close()
