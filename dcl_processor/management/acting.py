@@ -291,8 +291,15 @@ class _Act:
 
     def _record(self, trouble: str) -> None:
         """Record who has written what to which rows, in the log and in the ledger."""
-        values = [*self.options.get("set", ())]
-        values += [f"those of {self.options['file']}"] if any(self.own.values()) else []
+        values = (
+            [*self.options.get("set", ())]
+            if not any(self.own.values())
+            else [
+                f"{printing.first_keys([pk])}: "
+                + ", ".join(f"{name}={value}" for name, value in self.own[pk].items())
+                for pk in self.done.written[: printing.SHOWN]
+            ]
+        )
         texts = {
             "values": shown(", ".join(values), LONGEST),
             "reason": shown(self.options.get("reason", ""), LONGEST),
