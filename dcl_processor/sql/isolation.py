@@ -70,14 +70,18 @@ def refuse_old_snapshot(using: str, label: str) -> None:
     Of an operator's writes, which may be inside a transaction of the caller's.
     """
     connection: Any = connections[using]
-    asked = {"mysql": "SELECT @@transaction_isolation", "postgresql": "SHOW transaction_isolation"}
+    # MariaDB before 11.1 has another name than MySQL.
+    asked = {
+        "mysql": "SHOW VARIABLES LIKE 't%_isolation'",
+        "postgresql": "SHOW transaction_isolation",
+    }
     blocks = connection.atomic_blocks
     is_own = any(isinstance(each, ReadCommitted) for each in blocks[:1])
     if not blocks or is_own or in_test_case(connection) or connection.vendor not in asked:
         return
     with connection.cursor() as cursor:
         cursor.execute(asked[connection.vendor])
-        level = str(cursor.fetchone()[0]).upper().replace("-", " ")
+        level = str(cursor.fetchone()[-1]).upper().replace("-", " ")
     if level != "READ COMMITTED":
         raise InsideTransaction(
             f"{label}: expected a transaction at READ COMMITTED around requeue(), mark_done() and "

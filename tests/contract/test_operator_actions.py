@@ -156,6 +156,33 @@ def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(ac
     assert not the.state(other)["leased_until"]
 
 
+@each_action
+def test_a_claim_that_a_worker_may_be_at_work_on_is_left_without_force(
+    act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    young, old = (as_a_killed_process_leaves_it(minutes=minutes) for minutes in (0, 10))
+    run = processor()
+    assert getattr(run, act)(Errand.objects.all()) == 1
+    assert the.state(young)["claimed_at"]
+    assert not the.state(old)["claimed_at"]
+    assert f"({young.pk}): claimed less than 60 s ago: a worker may be at work" in caplog.text
+    assert getattr(run, act)(Errand.objects.filter(pk=young.pk), force=True) == 1
+
+
+@each_action
+def test_a_row_with_a_mark_and_no_lease_is_in_no_run_and_can_be_acted_on(act: str) -> None:
+    """A loop without leases has left it, and no run takes it."""
+    Errand.objects.create(result="claimed")
+    settled = Errand.objects.create(result="claimed", done=True)
+    free = Errand.objects.filter(result="") | Errand.objects.filter(leased_until__isnull=False)
+    run = leasing(pending=lambda: free.filter(done=False, dead=False))
+    assert_run(run())
+    assert getattr(run, act)(Errand.objects.all()) == 1
+    assert the.state(settled)["result"] == "claimed"
+    # It is in no state any more that the action is for, or else it is pending now.
+    assert run().processed == (act == "requeue")
+
+
 def test_without_a_time_no_column_tells_a_claimed_row_from_a_handled_one() -> None:
     """A settled row keeps the constants of its claim."""
     Errand.objects.create(claimed=True, done=True)
