@@ -23,8 +23,8 @@ from dcl_processor.report.values import expect_type
 #: Characters: of a processor's name, of who did it, of why a run ended, and of a text.
 NAME, PERSON, REASON, TEXT = 255, 150, 100, 500
 
-#: Seconds that a statement of an operator waits for a lock of another session.
-LOCK_WAIT = 10.0
+#: Seconds that a statement of an operator, and of a run, waits for a lock of another session.
+LOCK_WAIT, RUN_WAIT = 10.0, 1.0
 
 
 class Control(models.Model):
@@ -110,7 +110,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 ALL = ""
 
 #: A processor, or its name, or ``ALL``.
-Subject = Definition | str
+Subject = Definition[Any] | str
 
 
 def name_of(processor: Subject) -> str:

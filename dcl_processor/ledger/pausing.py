@@ -28,7 +28,7 @@ from dcl_processor.ledger.switch import record
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.report.errors import shown
-from dcl_processor.report.values import TEN_YEARS, as_timedelta, expect_seconds
+from dcl_processor.report.values import TEN_YEARS, expect_seconds
 
 #: The rows whose pause has not ended, and the others.
 PAUSED = Q(paused_at__isnull=False) & (Q(paused_until=None) | Q(paused_until__gt=DatabaseNow()))
@@ -96,8 +96,8 @@ def _end(until: datetime | timedelta | float | None) -> Later | None:
     if until is None:
         return None
     fix = "; give a time to come, or seconds from now"
-    left = until
+    left: Any = until
     if isinstance(until, datetime):
         left = (make_aware(until) if is_naive(until) else until) - datetime.now(UTC)
-    expect_seconds("expected until", left, most=TEN_YEARS, above_zero=True, fix=fix)
-    return Later(as_timedelta(left))
+    seconds = expect_seconds("expected until", left, most=TEN_YEARS, above_zero=True, fix=fix)
+    return Later(timedelta(seconds=seconds))

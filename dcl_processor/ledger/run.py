@@ -5,7 +5,6 @@ All is asked and written on the run's own connection, by its thread, between its
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +12,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django.db import connections
-
-from dcl_processor.ledger.models import REASON, TEXT, alias, records, waiting
+from dcl_processor.ledger.models import REASON, RUN_WAIT, TEXT, alias, records, waiting
 from dcl_processor.ledger.pausing import is_paused
-from dcl_processor.ledger.quiet import RUN_WAIT, quietly
 from dcl_processor.ledger.records import RUN, prune
+from dcl_processor.ledger.switch import quietly
 from dcl_processor.ledger.tokens import Tokens
 from dcl_processor.operator.diagnosis import describe
 from dcl_processor.options.worker import worker_name
@@ -27,6 +24,7 @@ from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.report.observer import EndRun, RunEvent
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import COUNTS, TRIED, Report
+from dcl_processor.sql.errors import reconnected
 
 #: Seconds between two looks whether a processor is paused, and between two writes of a run.
 LOOK_EVERY, WRITE_EVERY = 1.0, 10.0
@@ -35,7 +33,7 @@ LOOK_EVERY, WRITE_EVERY = 1.0, 10.0
 #: A watch makes many small runs.
 GO_ON_WITHIN, GO_ON_FOR = 60.0, 3600.0
 
-#: Old records are deleted with each so manieth new one.
+#: Each record whose key this divides deletes old ones at its end.
 PRUNE_EACH = 100
 
 
@@ -43,7 +41,7 @@ PRUNE_EACH = 100
 class _Open:
     """A record, and what this process knows of it."""
 
-    pid: int = field(default_factory=os.getpid)
+    by: str = field(default_factory=worker_name)
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     pk: int | None = None
@@ -55,7 +53,7 @@ class _Open:
         """Whether the next run is recorded in it."""
         now = time.monotonic()
         is_young = now - self.ended < GO_ON_WITHIN and now - self.began < GO_ON_FOR
-        return is_young and self.pid == os.getpid()
+        return is_young and self.by == worker_name()
 
     @property
     def tried(self) -> int:
@@ -70,6 +68,9 @@ class _Last(threading.local):
 
 
 _last = _Last()
+
+#: Whether processors were paused when this process was last told.
+_paused: dict[str, bool] = {}
 
 
 def _open(name: str) -> _Open:
@@ -87,7 +88,6 @@ class LedgerOfRun:
         self._name: str = processor.name
         rate = processor.rate
         self._tokens = None if rate is None else Tokens(self._name, rate)
-        self._is_paused = False
         self._looked_at = self._written_at = -1.0
         self._rows = 0
         self._record: _Open | None = None
@@ -97,9 +97,8 @@ class LedgerOfRun:
         now = time.monotonic()
         if self._looked_at < 0 or now - self._looked_at >= LOOK_EVERY:
             self._looked_at = now
-            # Without an answer the last known state holds.
-            self._is_paused = quietly(self._look, self._is_paused)
-        if self._is_paused:
+            quietly(self._look, None)
+        if _paused.get(self._name):  # without an answer, the last one holds
             raise EndRun("paused")
         if self._tokens is not None:
             n = self._tokens.take(n)
@@ -108,18 +107,17 @@ class LedgerOfRun:
             self._note()
         return n
 
-    def _look(self) -> bool:
+    def _look(self) -> None:
         with waiting(RUN_WAIT):
-            return is_paused(self._name)
+            _paused[self._name] = is_paused(self._name)
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         self._rows += len(outcomes)
 
     def run(self, event: RunEvent) -> None:
         if event.kind == "ended" and event.report is not None:
-            connection = connections[alias()]
-            if not connection.in_atomic_block:
-                connection.close_if_unusable_or_obsolete()  # it may have been what ended the run
+            if event.error is not None:
+                reconnected(alias())  # the connection's loss may have ended the run
             self._end(event.report, event.error)
 
     def _note(self) -> None:
@@ -148,7 +146,7 @@ def _write(name: str, record: _Open, **values: Any) -> None:
         # New, or emptied by a person, or by the retention.
         if record.pk is None or not records().filter(pk=record.pk).update(**values):
             began = Later(timedelta(seconds=record.began - time.monotonic()))
-            own = {"processor": name, "action": RUN, "by": worker_name(), "at": began}
+            own = {"processor": name, "action": RUN, "by": record.by, "at": began}
             record.pk = records().create(**own, **values).pk
 
 

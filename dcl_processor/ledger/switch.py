@@ -1,19 +1,26 @@
-"""Whether there is a ledger, and what is recorded if there is one; imports no models."""
+"""Whether there is a ledger, and what is done without an answer of it; imports no models."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from django.apps import apps
 from django.conf import settings
 
+from dcl_processor.pending import steady as time
 from dcl_processor.report.errors import described
 from dcl_processor.report.interrupts import ends_the_run
+
+T = TypeVar("T")
 
 logger = logging.getLogger("dcl_processor.operations")
 
 APP = "dcl_processor.ledger"
+
+#: Seconds without a further question in this process after an error.
+SILENCE = 60.0
 
 
 def is_on() -> bool:
@@ -39,3 +46,23 @@ def record(processor: Any, action: str, *, by: str = "", rows: int = 0, **texts:
             raise
         about = (getattr(processor, "name", processor), action, described(error))
         logger.warning("%s: the ledger has no record of this %s: %s", *about)
+
+
+class _Silence:
+    until = 0.0
+
+
+def quietly(ask: Callable[[], T], otherwise: T) -> T:
+    """Return the answer, or without one something else; an error is logged, and costs no row."""
+    now = time.monotonic()
+    if now < _Silence.until:
+        return otherwise
+    try:
+        return ask()
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        _Silence.until = time.monotonic() + SILENCE
+        about = (SILENCE, described(error))
+        logger.warning("the ledger cannot be used, and is not asked for %d s: %s", *about)
+        return otherwise

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dcl_processor.ledger.models import controls, ensure, waiting
-from dcl_processor.ledger.quiet import RUN_WAIT, quietly
+from dcl_processor.ledger.models import RUN_WAIT, controls, ensure, waiting
+from dcl_processor.ledger.switch import quietly
 from dcl_processor.operator.times import utc
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow

@@ -14,7 +14,7 @@ from dcl_processor import alive, backlog, report
 from dcl_processor.contrib.reservations import reservation
 from dcl_processor.definition import retry
 from dcl_processor.engine import calls, source
-from dcl_processor.ledger import models, quiet, records, run, tokens
+from dcl_processor.ledger import models, records, run, switch, tokens
 from dcl_processor.pending import scan
 from dcl_processor.processes import monitor, supervisor
 from dcl_processor.runner import counters
@@ -111,7 +111,7 @@ SENTENCES = {
         f"deleted after {records.KEEP.days} days",
         f"follow each other within {WORD[run.GO_ON_WITHIN]}",
         f"is repeated every {run.WRITE_EVERY:g} seconds",
-        f"go on without them for {quiet.SILENCE:g} seconds",
+        f"goes on without them for {switch.SILENCE:g} seconds",
         f"counted up to {backlog.MOST:,}",
     ],
     "docs/explanation/promises.md": [f"at most {source.MOST_LOCKED:,}, for `wait_for_locked`"],

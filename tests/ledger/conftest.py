@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from dcl_processor.ledger import quiet, run
+from dcl_processor.ledger import run, switch
 
 # Commands, whose handlers work in a transaction.
 collect_ignore = [] if connection.vendor == "postgresql" else ["test_commands.py"]
@@ -18,6 +18,7 @@ collect_ignore = [] if connection.vendor == "postgresql" else ["test_commands.py
 def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the test begin as a new process does."""
     monkeypatch.setattr(run, "_last", run._Last())
-    monkeypatch.setattr(quiet._Silence, "until", 0.0)
+    monkeypatch.setattr(run, "_paused", {})
+    monkeypatch.setattr(switch._Silence, "until", 0.0)
     with override_settings(DCL_PROCESSOR_LEDGER=True):
         yield

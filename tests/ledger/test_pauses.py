@@ -172,14 +172,19 @@ def test_a_table_that_is_locked_costs_a_wait_and_no_row(
     assert "the ledger cannot be used" in caplog.text
 
 
+@pytest.mark.parametrize("was_paused", [False, True])
 def test_a_ledger_that_stops_to_answer_leaves_the_last_known_state(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, was_paused: bool
 ) -> None:
-    monkeypatch.setattr(run, "LOOK_EVERY", 0.0)
-    of_run = run.LedgerOfRun(processor())
-    assert of_run.may_start(1) == 1
+    """Also for the next runs of the process, such as those of a watch."""
+    the.errands(2)
+    if was_paused:
+        ledger.pause(NAME)
+    processor()(filter=the.only(the.errands(0)[0]))
     monkeypatch.setattr(Control._meta, "db_table", "no_such_table")
-    assert of_run.may_start(1) == 1
+    stopped = "paused" if was_paused else "drained"
+    for left in (0 if was_paused else 1, 0):
+        assert_run(processor()(), processed=left, stopped=stopped)
 
 
 def test_a_pause_needs_a_name_and_a_time_to_come() -> None:

@@ -178,7 +178,8 @@ def test_the_states_of_many_processors_take_three_questions() -> None:
         slow, fast, never = ledger.states([NAME, "shop.fast", "shop.never"])
     assert len(sent) == 3
     assert (slow.rate, slow.last_run, slow.is_paused) == (None, last.seen_at, False)
-    assert (fast.rate, fast.is_paused) == (pytest.approx(2.0, rel=0.2), True)
+    assert fast.rate == pytest.approx(2.0, rel=0.2)
+    assert fast.is_paused
     assert (never.rate, never.last_run, never.pause) == (None, None, None)
 
 
