@@ -37,19 +37,22 @@ def log(
     """Log a record whose errors are masked, in one line, also in the traceback.
 
     ``error``: the record's ``exc_info``; ``text``: its traceback, if that is known. ``known``:
-    fields; those that are ``None`` are left out. A project whose own records have a field of the
-    same name gets the record without any.
+    fields; those that are ``None`` are left out, and so are those that a project has set itself.
     """
     if not logger.isEnabledFor(level):
         return
     file, line, function, _ = logger.findCaller(stacklevel=2)
     info: Any = error and (type(error), error, frames_of(error))
     place = (logger.name, level, file, line, message, tuple(map(_said, arguments)), info, function)
-    raised = next((each for each in (error, *arguments) if isinstance(each, BaseException)), None)
-    try:
-        record = logger.makeRecord(*place, _fields(raised, known))
-    except KeyError:
-        record = logger.makeRecord(*place)
+    record = logger.makeRecord(*place)
+    for each in (error, *arguments):
+        if isinstance(each, BaseException):
+            known["error_type"] = type(each).__qualname__
+    if "pk" in known:
+        known["pk"] = printable(str(known["pk"]))
+    found = {"worker": worker.number, **(running.get() or {}), **known}
+    found = {name: value for name, value in found.items() if value is not None}
+    vars(record).update({**found, **vars(record)})
     if error is not None:
         # A formatter takes this text, and makes none of its own from ``exc_info``.
         record.exc_text = shown_traceback(text or traceback_text(error)).rstrip("\n")
@@ -57,15 +60,6 @@ def log(
         logger.handle(record)
     except Exception:  # noqa: BLE001  # a handler or filter of the project; as logging's own do
         logging.Handler().handleError(record)
-
-
-def _fields(error: BaseException | None, known: dict[str, Any]) -> dict[str, Any]:
-    found = {"worker": worker.number, **(running.get() or {}), **known}
-    if error is not None:
-        found["error_type"] = type(error).__qualname__
-    if (pk := found.get("pk")) is not None:
-        found["pk"] = printable(str(pk))
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _said(argument: Any) -> Any:
