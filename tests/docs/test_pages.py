@@ -13,10 +13,10 @@ import pytest
 from dcl_processor import alive, backlog, report
 from dcl_processor.contrib.reservations import reservation
 from dcl_processor.definition import retry
-from dcl_processor.engine import calls, source
+from dcl_processor.engine import source
 from dcl_processor.ledger import models, records, run, switch, tokens
 from dcl_processor.pending import scan
-from dcl_processor.processes import monitor, supervisor
+from dcl_processor.workers import monitor, supervisor
 from dcl_processor.runner import counters
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
@@ -94,9 +94,8 @@ SENTENCES = {
         "Django {}, {} and {}.".format(*(each.django for each in ENVIRONMENTS))
     ],
     "docs/howto/run.md": [
-        f"kills it {WORD[calls.GRACE]} seconds after the limit",
-        f"moved in the last {WORD[monitor.SILENT]} seconds",
-        f"named by a warning after {monitor.WARNED_AFTER / 60:g} minutes",
+        f"ends its own process {monitor.GRACE} seconds later",
+        f"moved in the last {WORD[supervisor.SILENT]} seconds",
         f"--max-age {alive.MAX_AGE:g}",
         f"after further deaths within {WORD[supervisor.LIVED_LONG]} with a backoff",
     ],
