@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import DateTimeField, F, IntegerField, Model, Q, QuerySet, TextField, Value
-from django.db.models.functions import Substr
+from django.db.models import DateTimeField, F, IntegerField, Model, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Substr
 
 from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, How, Moment, document_of
 from dcl_processor.insights.held import held
@@ -172,18 +171,13 @@ def _shown(processor: Definition[Any], state: str, found: QuerySet[Any, Any]) ->
         since = processor.claimed_at
     elif state == "later":
         since = retry and retry.next_attempt_at
-    columns: dict[str, Any] = {
-        "dcl_since": F(since) if isinstance(since, str) else since,
-        "dcl_now": DatabaseNow(),
-        "dcl_attempts": retry and F(retry.attempts),
-        "dcl_error": retry and retry.last_error and Substr(retry.last_error, 1, LONGEST_TEXT),
-    }
-    kinds = (DateTimeField(), DateTimeField(), IntegerField(), TextField())
-    known = {
-        name: Value(None, output_field=kind) if column is None else column
-        for (name, column), kind in zip(columns.items(), kinds, strict=True)
-    }
-    return found.annotate(**known).values_list("pk", *known)
+    error = retry and retry.last_error
+    return found.annotate(
+        dcl_since=Cast(F(since) if isinstance(since, str) else since, DateTimeField()),
+        dcl_now=DatabaseNow(),
+        dcl_attempts=Cast(retry and F(retry.attempts), IntegerField()),
+        dcl_error=Cast(error and Substr(error, 1, LONGEST_TEXT), TextField()),
+    ).values_list("pk", "dcl_since", "dcl_now", "dcl_attempts", "dcl_error")
 
 
 # --- primary keys as operators write and read them; the columns of a composite one have commas
@@ -198,7 +192,8 @@ def key_of(model: type[Model], text: str) -> Any:
     fields = model._meta.pk_fields
     if len(fields) == 1:
         return _parsed(fields[0], text)
-    texts = _split(text)
+    parts = re.findall(r",((?:\\.|[^,\\])*)", f",{text}", re.DOTALL)
+    texts = [re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in parts]
     if len(texts) != len(fields):
         raise ValueError(f"expected {len(fields)} values joined by commas, got {text!r}")
     return tuple(_parsed(each, part) for each, part in zip(fields, texts, strict=True))
@@ -220,68 +215,44 @@ def key_text(pk: Any) -> str:
     return ",".join(re.sub(r"([\\,])", r"\\\1", str(each)) for each in pk)
 
 
-def _split(text: str) -> list[str]:
-    parts = [""]
-    for escaped, comma, other in re.findall(r"\\([\\,])|(,)|(.)", text, re.DOTALL):
-        if comma:
-            parts.append("")
-        parts[-1] += escaped or other
-    return parts
-
-
 # --- rows by the class of their error
 
 
 #: Characters of an error that are read, and those of the name of its class.
 LONGEST_TEXT, LONGEST_KIND = 300, 100
 
-#: Classes of errors that are shown.
-MOST_KINDS = 20
-
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Rows that were given up on after errors of one class; ``example``: that of the row ``pk``.
+    """Rows whose last errors are of one class; ``example``: that of the row ``key``.
 
-    ``kind``: empty for rows without an error; ``is_exact``: whether ``of_kind()`` finds the rows,
-    whose texts begin with ``kind`` as it is shown, masked.
+    ``kind``: empty for rows without an error.
     """
 
     kind: str
     rows: int
     example: str
-    pk: Any
-    is_exact: bool = True
-
-    @property
-    def key(self) -> str:
-        """The key of the row as an operator types it."""
-        return key_text(self.pk)
+    key: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return the group for JSON."""
-        return {"kind": self.kind, "rows": self.rows, "example": self.example, "pk": self.key}
+        return asdict(self)
 
 
 def by_kind(
     processor: Definition[Any], found: QuerySet[Any, Any], *, most: int
 ) -> Answer[tuple[FailureGroup, ...]]:
     """Return the rows by the class of their last error; ``most``: rows that are read."""
-    column = error_column(processor)
-    texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT))
+    texts = found.annotate(dcl_error=Substr(error_column(processor), 1, LONGEST_TEXT))
     read = list(texts.values_list("pk", "dcl_error")[: most + 1])
-    numbers: Counter[str] = Counter()
-    first: dict[str, FailureGroup] = {}
-    for pk, text in ((pk, text or "") for pk, text in read[:most]):
-        kind = kind_of(text)
-        numbers[kind] += 1
-        is_exact = text.startswith(kind)
-        first.setdefault(kind, FailureGroup(kind, 0, shown(text, LONGEST_TEXT), pk, is_exact))
-    groups = tuple(
-        replace(first[kind], rows=number) for kind, number in numbers.most_common(MOST_KINDS)
-    )
-    is_part = len(read) > most or len(numbers) > MOST_KINDS
-    return Answer(groups, How.MORE_THAN if is_part else How.EXACT)
+    rows: dict[str, list[tuple[Any, str]]] = {}
+    for pk, text in read[:most]:
+        rows.setdefault(kind_of(text or ""), []).append((pk, text or ""))
+    groups = [
+        FailureGroup(kind, len(some), shown(some[0][1], LONGEST_TEXT), key_text(some[0][0]))
+        for kind, some in sorted(rows.items(), key=lambda each: -len(each[1]))
+    ]
+    return Answer(tuple(groups), How.MORE_THAN if len(read) > most else How.EXACT)
 
 
 def kind_of(text: str) -> str:
@@ -296,11 +267,9 @@ def of_kind(
     if kind is None:
         return found
     column = error_column(processor)
-    if not kind:
-        return found.filter(Q(**{column: ""}) | Q(**{f"{column}__isnull": True}))
-    if len(kind) == LONGEST_KIND:
-        return found.filter(**{f"{column}__startswith": kind})
-    return found.filter(Q(**{f"{column}__startswith": f"{kind}:"}) | Q(**{column: kind}))
+    none, more = f"{column}__isnull", f"{column}__startswith"
+    other = Q(**{more: f"{kind}:"}) if kind else Q(**{none: True})
+    return found.filter(Q(**{column: kind}) | other)
 
 
 def error_column(processor: Definition[Any]) -> str:
