@@ -35,7 +35,7 @@ from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
 from dcl_processor.insights import doctor
 from dcl_processor.ledger.standing import Pause, State
-from dcl_processor.management.commands.processors import MODULES, Command
+from dcl_processor.management.commands.processors import ACTIONS, Command
 from dcl_processor.processor import RunParameters
 from dcl_processor.report.report import DryRun, Failure
 from dcl_processor.testing.racing import Race
@@ -226,7 +226,7 @@ def labels(metric: Any) -> str:
     return "`, `".join(metric._labelnames)
 
 
-@pytest.mark.parametrize("action", ["run", *MODULES])
+@pytest.mark.parametrize("action", [*ACTIONS])
 def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
     below = section("reference/command.md", f"processors {action}").split("```console")[0]
     shown = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", below))
