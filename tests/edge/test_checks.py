@@ -255,6 +255,22 @@ def test_a_database_that_never_commits_is_an_error() -> None:
         assert ids(processor(done={"sent": True})) == []
 
 
+@pytest.mark.parametrize(("size", "found"), [(2, ["E014"]), (3, [])])
+def test_a_pool_without_room_for_each_thread_of_a_run_is_an_error(
+    size: int, found: list[str]
+) -> None:
+    """The run, the thread in which async handlers query, and the heartbeat."""
+
+    async def handle(row: Errand) -> None: ...
+
+    with alias("pooled", OPTIONS={"pool": {"max_size": size}}):
+        run = batch_processor(
+            pending=Errand.objects.filter(done=False), done={"done": True}, using="pooled", **LEASE
+        )(handle)
+        assert ids(run) == found
+    assert ids(errand("plain", **LEASE)) == []
+
+
 def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() -> None:
     with alias("file", ENGINE="django.db.backends.sqlite3", NAME="nowhere.sqlite3"):
         first = processor(done={"sent": True}, using="file", name="first")
