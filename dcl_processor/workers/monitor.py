@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Self
 
 from dcl_processor.engine import calls
 from dcl_processor.engine.calls import Limited
@@ -24,8 +23,8 @@ GRACE = 30
 
 STDERR = 2
 
-#: Rows that are named, and the characters of a key.
-MOST_ROWS, LONGEST = 5, 100
+#: Characters of the keys of its rows.
+LONGEST = 200
 
 
 class Monitor:
@@ -76,11 +75,13 @@ class Monitor:
 
 def end(call: Limited) -> None:
     """End this process, by a signal that no handler can catch, with a line on stderr."""
-    number = len(call.pks)
+    try:
+        rows = printable(", ".join(map(str, call.pks)))[:LONGEST]
+    except Exception:  # noqa: BLE001  # a key's own __str__() is arbitrary code
+        rows = "?"
     line = (
-        f"{call.label}: {_named(call.pks)} did not leave {'their' if number > 1 else 'its'} "
-        f"handler within {GRACE} s after handler_timeout={call.limit:g} (since "
-        f"{clock(call.since)}); process {os.getpid()} ends itself\n"
+        f"{call.label}: row {rows} did not leave its handler within {GRACE} s after "
+        f"handler_timeout={call.limit:g}; process {os.getpid()} ends itself\n"
     )
     # Neither through Python's stream, whose lock a handler may hold, nor for longer than a moment:
     # the reader may have stopped.
@@ -88,22 +89,3 @@ def end(call: Limited) -> None:
     writer.start()
     writer.join(PACE)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _named(pks: Sequence[Any]) -> str:
-    keys = ", ".join(printable(_text(pk)[:LONGEST]) for pk in pks[:MOST_ROWS])
-    more = f" and {len(pks) - MOST_ROWS} more" if len(pks) > MOST_ROWS else ""
-    return f"row{'s' * (len(pks) > 1)} {keys}{more}"
-
-
-def _text(key: Any) -> str:
-    try:
-        return str(key)
-    except Exception:  # noqa: BLE001  # a key's own __str__() is arbitrary code
-        return "?"
-
-
-def clock(moment: float) -> str:
-    """Return a moment of the steady clock as a time of day."""
-    at = datetime.now(UTC).timestamp() - (time.monotonic() - moment)
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"

@@ -1,13 +1,4 @@
-"""How an operator recognises a worker: by PostgreSQL's list of sessions, and by its log.
-
-A session has the worker's name from its first statement, because the name is one of the options
-with which it is opened. No statement is sent for it, so a session that is open already has none.
-The name is the one column of ``pg_stat_activity`` that every role may read, so it has all that is
-needed to find the worker: the processor, the number of the worker, and the host.
-
-Only processes of this package's own are named. In a server that calls the command, other threads
-would open sessions under the name, and a pool would keep them.
-"""
+"""How an operator recognises a worker: by PostgreSQL's list of sessions, and by its log."""
 
 from __future__ import annotations
 
@@ -17,20 +8,15 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
-
-from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 
 from dcl_processor.report.errors import printable
 
-#: Bytes of ``application_name`` that PostgreSQL keeps, and characters of a host's name in it.
-LONGEST, HOST = 63, 8
+#: Bytes of ``application_name`` that PostgreSQL keeps; characters of the host's name, and of the
+#: project's own, in it.
+LONGEST, HOST, BEFORE = 63, 8, 27
 
-#: Characters of the project's own name that stay in front.
-BEFORE = 27
-
-_OPTION = "application_name"
+#: The variable that names a session unless ``DATABASES`` does.
+APPLICATION_NAME = "PGAPPNAME"
 
 
 def label(names: Sequence[str], number: int = 1, workers: int = 1) -> str:
@@ -39,52 +25,32 @@ def label(names: Sequence[str], number: int = 1, workers: int = 1) -> str:
     return f"{work} {number}/{workers}" if workers > 1 else work
 
 
-def session_name(work: str, before: str = "") -> str:
-    """Return the ``application_name`` of a worker's sessions, of at most 63 bytes.
-
-    ``work``: as from ``label()``. ``before``: the name that the project has set, which stays in
-    front. Where it is too long, the middle of ``work`` is left out, and never the worker's number.
-    """
-    first = f"{_ascii(before)[:BEFORE]} dcl".strip()
-    host = _ascii(socket.gethostname())[:HOST]
-    work, room = _ascii(work), LONGEST - len(first) - len(host) - 2
-    if len(work) > room:
-        last = (room - 2) // 2
-        work = f"{work[: room - 2 - last]}..{work[-last:]}"
-    return f"{first} {work} {host}"
-
-
-def _ascii(text: str) -> str:
-    # PostgreSQL shows other characters as question marks.
-    return "".join(each if " " <= each <= "~" else "?" for each in text)
-
-
 @contextmanager
 def named_sessions(work: str) -> Iterator[None]:
     """Give the worker's name to the sessions of PostgreSQL that this process opens in the block.
 
-    Those of all databases and of all threads. Sends nothing.
+    The name is the one column of ``pg_stat_activity`` that every role may read, so it has all that
+    is needed to find the worker: the processor, its number, and the host. A project's own name
+    stays in front, and one in ``DATABASES`` stays alone. ``work``: as from ``label()``; of one that
+    is too long the end is kept, which has the number.
     """
-    before: dict[str, dict[str, Any]] = {}
-    for alias in _postgresql():
-        settings = connections[alias].settings_dict
-        options = before[alias] = settings.setdefault("OPTIONS", {})
-        own = str(options.get(_OPTION) or os.environ.get("PGAPPNAME", ""))
-        # Replaced and not changed, because settings may share the options of several databases.
-        settings["OPTIONS"] = {**options, _OPTION: session_name(work, own)}
+    before = os.environ.get(APPLICATION_NAME)
+    host = socket.gethostname()[:HOST]
+    own = f"{ascii_only(before)[:BEFORE]} dcl" if before else "dcl"
+    room = LONGEST - len(own) - len(host) - 2
+    # PostgreSQL shows other characters as question marks, some of them as several.
+    os.environ[APPLICATION_NAME] = f"{own} {ascii_only(work)[-room:]} {ascii_only(host)}"
     try:
         yield
     finally:
-        for alias, options in before.items():
-            connections[alias].settings_dict["OPTIONS"] = options
+        if before is None:
+            del os.environ[APPLICATION_NAME]
+        else:
+            os.environ[APPLICATION_NAME] = before
 
 
-def _postgresql() -> Iterator[str]:
-    for alias in connections:
-        # A database whose driver is not installed is not one of this worker.
-        with suppress(ImproperlyConfigured):
-            if connections[alias].vendor == "postgresql":
-                yield alias
+def ascii_only(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
 
 
 # --- what the package's loggers write to stderr where the project configures no logging
