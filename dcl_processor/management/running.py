@@ -361,7 +361,8 @@ class _Command:
         limit: int | None = self.options["limit"]
         if limit is None or self.member is None:
             return limit
-        each, rest = divmod(limit, self.options["workers"])
+        workers: int = self.options["workers"]
+        each, rest = divmod(limit, workers)
         return each + (self.member.number <= rest)
 
     def _run_each(self, stop: Stop) -> None:

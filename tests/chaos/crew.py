@@ -54,9 +54,7 @@ class Watcher:
             self._seen = {self.parent.pid: self.parent}
         with suppress(psutil.Error):
             for child in self.parent.children():
-                # With setproctitle a worker has a title of its own, soon after it is spawned.
-                line = " ".join(child.cmdline())
-                if line.startswith("dcl ") or "processors" in line:
+                if "processors" in child.cmdline():
                     self._seen[child.pid] = child
         return [copy for copy in self._seen.values() if copy.is_running()]
 
@@ -65,7 +63,7 @@ class Watcher:
         found = []
         for copy in self.copies():
             with suppress(psutil.Error):
-                if len(copy.net_connections("all")) > 1:  # one is the pipe to its parent
+                if copy.net_connections("all"):
                     found.append(copy)
         return found
 
