@@ -199,7 +199,8 @@ class KeyedSource:
                 # key only where the order counts.
                 self._last[row.pk] = row.key
                 turn += [replace(row, is_due=False)] * self._reads.in_order
-            elif row.is_leftover:
+            elif row.is_leftover or row.pk in self._leftover:
+                # The read gives it twice: as left by a worker, and as a row of its key.
                 self._leftover[row.pk] = row.key
             else:
                 turn.append(row)

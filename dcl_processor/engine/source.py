@@ -277,6 +277,8 @@ class Source:
         for pk in left:
             waiting.remove(pk)
         self._leftover.extend(left)
+        # Race: poison row. One that kills each run must not come before the others each time.
+        self._leftover.rotate(secrets.randbelow(len(self._leftover) or 1))
         self._is_stale, self._got, self._missed = False, 0, 0
         # The scan forgets the tried rows after each window, and these may be behind it.
         for pk in self.in_flight.intersection(waiting):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Delivery, batch_processor
+from dcl_processor import BatchProcessor, batch_processor
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.crash import processors
@@ -36,9 +36,8 @@ KNOWS = connection.vendor == "postgresql"
 
 def run_and_lose_the_first_commit(processor: BatchProcessor[Errand], forwarded: bool) -> None:
     """See that the run goes on with a new connection, and reports what became of the row."""
-    # Nothing is noted in a row whose commit was made, or whose handler was not called.
-    called = processor.delivery == Delivery.TRANSACTIONAL
-    retried = int(processor.retry is not None and called and not forwarded)
+    # Nothing is noted in a row whose commit was made.
+    retried = int(processor.retry is not None and not forwarded)
     with cut(b"COMMIT", forwarded=forwarded):
         report = processor(using="other")
     if forwarded and KNOWS:
@@ -46,6 +45,17 @@ def run_and_lose_the_first_commit(processor: BatchProcessor[Errand], forwarded: 
         return
     assert_run(report, processed=1, failed=1, to_retry=retried)
     assert report.failures[0].pk == FIRST
+
+
+def run_and_lose_the_first_claim(processor: BatchProcessor[Errand], forwarded: bool) -> None:
+    """See that no handler is called for a claim without an answer, and that it is tried again."""
+    with cut(b"dcl_taken" if KNOWS else b"COMMIT", forwarded=forwarded):
+        report = processor(using="other")
+    if forwarded:
+        assert_run(report, processed=1, stale=1)
+        assert effects() == Counter([SECOND])
+    else:
+        assert_run(report, processed=2)
 
 
 def test_transactional_the_next_run_asks_again(forwarded: bool) -> None:
@@ -77,30 +87,29 @@ def test_transactional_a_batch_asks_again_row_by_row(forwarded: bool) -> None:
 
 
 def test_at_most_once_without_claim_the_row_may_never_be_handled(forwarded: bool) -> None:
-    """That is what the delivery promises; at least the report names the row."""
-    run_and_lose_the_first_commit(processors.at_most_once, forwarded)
-    assert_run(processors.at_most_once(), processed=0 if forwarded else 1)
+    """That is what the delivery promises."""
+    run_and_lose_the_first_claim(processors.at_most_once, forwarded)
+    assert_run(processors.at_most_once())
     assert those(lambda row: row.done) == {FIRST, SECOND}
-    assert effects() == Counter([SECOND] if forwarded and not KNOWS else [FIRST, SECOND])
+    assert effects() == Counter([SECOND] if forwarded else [FIRST, SECOND])
 
 
 def test_at_most_once_the_row_is_in_doubt_and_never_repeated(forwarded: bool) -> None:
-    run_and_lose_the_first_commit(processors.claim, forwarded)
-    assert_run(processors.claim(), processed=0 if forwarded else 1)
-    doubtful = {rows()[FIRST]} if forwarded and not KNOWS else set()
+    run_and_lose_the_first_claim(processors.claim, forwarded)
+    assert_run(processors.claim())
+    doubtful = {rows()[FIRST]} if forwarded else set()
     assert set(processors.claim.in_doubt(older_than=0)) == doubtful
     assert effects() == Counter([SECOND] if doubtful else [FIRST, SECOND])
 
 
 def test_at_least_once_the_row_is_taken_when_the_lease_has_lapsed(forwarded: bool) -> None:
-    run_and_lose_the_first_commit(processors.lease, forwarded)
-    is_leased = forwarded and not KNOWS
+    run_and_lose_the_first_claim(processors.lease, forwarded)
     # Counted with the claim, if that was made; a success clears them.
-    assert rows()[FIRST].attempts == int(is_leased)
-    assert_run(processors.lease(), processed=0 if forwarded else 1)
+    assert rows()[FIRST].attempts == int(forwarded)
+    assert_run(processors.lease())
     time_passes()
-    assert_run(processors.lease(), processed=int(is_leased))
-    assert rows()[FIRST].attempts == 0  # a success clears them
+    assert_run(processors.lease(), processed=int(forwarded))
+    assert rows()[FIRST].attempts == 0
     assert those(lambda row: row.done and row.leased_until is None) == {FIRST, SECOND}
     assert effects() == BOTH
 

@@ -12,15 +12,12 @@ from typing import Any
 
 from django.db import connections
 
-from dcl_processor.database.driver import in_transaction
-from tests.contract.support.messages import separately
+from dcl_processor.sql.isolation import in_transaction
 
-WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH)\b")
+WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH dcl_)")
 LOCKS = re.compile(r"FOR (NO KEY )?UPDATE|WHERE 1 = 0$")
-#: How a settlement that hardly waits for a locked row begins.
-SETTLES = re.compile(
-    r"^(WITH dcl_free .* SKIP LOCKED\)|SET STATEMENT .* FOR(?= UPDATE)) ", re.DOTALL
-)
+#: How a settlement that does not wait for a locked row begins.
+SETTLES = re.compile(r"^WITH dcl_mine .* SKIP LOCKED\) ", re.DOTALL)
 WENT_ANOTHER_WAY = 3  # exit code of a victim whose run is not the one that was traced
 
 
@@ -77,7 +74,8 @@ class Trace:
         commit, rollback = wrapper._commit, wrapper._rollback
         wrapper._commit, wrapper._rollback = self._ends(commit, "COMMIT"), self._ends(rollback)
         try:
-            with separately(), wrapper.execute_wrapper(self._statement):
+            # Where somebody looks at each statement, they are sent one by one.
+            with wrapper.execute_wrapper(self._statement):
                 yield
         finally:
             wrapper._commit, wrapper._rollback = commit, rollback
@@ -92,10 +90,10 @@ class Trace:
         return step
 
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
-        if sql == "COMMIT":
-            # The server executes it in its own turn in the message of the flip.
+        if sql in {"COMMIT", "ROLLBACK"}:
+            # The server executes it in its own turn in a message.
             results: list[Any] = []
-            self._ends(lambda: results.append(execute(sql, params, *rest)), "COMMIT")()
+            self._ends(lambda: results.append(execute(sql, params, *rest)), sql)()
             return results[0]
         name = _name(sql)
         self.note(f"before {name}")
@@ -127,8 +125,8 @@ def _name(sql: str) -> str:
     sql = SETTLES.sub("", sql)
     if LOCKS.search(sql):
         return "lock"
-    # A flip that waits is in a statement that counts what it writes.
-    sql = sql.removeprefix("WITH dcl_flipped AS (")
+    # A flip is in a statement that counts what it writes.
+    sql = sql.removeprefix("WITH dcl_flipped (still) AS (")
     words = sql.replace('"', "").replace("`", "").split()
     return " ".join(words[: {"UPDATE": 2, "INSERT": 3, "ROLLBACK": 3}.get(words[0], 1)])
 

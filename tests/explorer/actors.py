@@ -14,12 +14,23 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from django.db import connection, connections
+from django.db import DEFAULT_DB_ALIAS, connection, connections
 
-from dcl_processor.database.driver import in_transaction
+from dcl_processor.sql.isolation import in_transaction
 
 from .control import Control
-from .steps import COMMIT, HANDLER, KEY_LOCK, ROLLBACK, Step, Thing, describe, lockable, with_gate
+from .steps import (
+    COMMIT,
+    DEATH,
+    HANDLER,
+    KEY_LOCK,
+    ROLLBACK,
+    Step,
+    Thing,
+    describe,
+    lockable,
+    with_gate,
+)
 
 #: How often a statement comes to its gate is for its plan to say, and the next schedule has to
 #: find the same plan, though the tables have grown since: by the key, in its order.
@@ -41,6 +52,10 @@ def _always() -> bool:
     return True
 
 
+class Died(KeyboardInterrupt):
+    """Ends the run of an actor whose process is gone: nothing of it reaches the database."""
+
+
 class Actor:
     """One thread.
 
@@ -60,8 +75,10 @@ class Actor:
         self.every_statement = False
         #: How often it beats in a run, if it is a heart.
         self.beats = 1
-        #: Whether it is in a part of the library that waits for locks.
+        #: Whether it is in a handler that waits for locks.
         self.may_wait = False
+        #: Whether its process is gone.
+        self.is_dead = False
         #: The number of the copy whose heart this is.
         self.of = number if of is None else of
         self.memory = f"memory of {self.of}"
@@ -86,8 +103,8 @@ class Actor:
     def begin(self, job: Callable[[], Any], *, watched: bool) -> None:
         """Begin; a watched one stops at its first step."""
         self.watched, self.result, self.error, self.step = watched, None, None, None
-        self.has_ended = False
-        self._locked.clear()
+        self.has_ended, self._gate = False, None
+        self.forget_locks()
         self._jobs.put(job)
 
     def move(self, answer: Any = None) -> None:
@@ -97,6 +114,13 @@ class Actor:
             self._control.open_gate(visit)
         else:
             self._go.put(answer)
+
+    def has_locked(self, row: int) -> bool:
+        """Return whether its transaction may have the row's lock."""
+        return any(each == row for _, each in self._locked)
+
+    def forget_locks(self) -> None:
+        self._locked.clear()
 
     def let_go(self) -> None:
         """Let it run to the end of its job, past all steps: an error has ended the schedule."""
@@ -113,9 +137,16 @@ class Actor:
         """Come to a step, and wait until it may be taken; not before it is ``ready``."""
         if not self.watched or not (step.is_shared or self.every_statement):
             return None
+        self._look()
         self.step, self.ready = self._its(step), ready
         self._came.put(self)
-        return self._go.get()
+        answer = self._go.get()
+        self._look()
+        return answer
+
+    def _look(self) -> None:
+        if self.is_dead:
+            raise Died
 
     def throw(self, sides: int) -> int:
         """Throw a die, whose sides are tried one after the other."""
@@ -123,8 +154,11 @@ class Actor:
 
     def _its(self, step: Step) -> Step:
         # Between the steps of a heart it looks at, and changes, what it shares with its copy.
-        is_heart = self.of != self.number
-        return replace(step, writes=step.writes | {self.memory}) if is_heart else step
+        return replace(step, writes=step.writes | {self.memory}) if self.is_heart else step
+
+    @property
+    def is_heart(self) -> bool:
+        return self.of != self.number
 
     def handle(self, row: int, stage: int = 0) -> None:
         """Be called as the handler of a row, in the second stage perhaps."""
@@ -135,6 +169,8 @@ class Actor:
         try:
             self._connect()
             while (job := self._jobs.get()) is not None:
+                if self.is_dead:
+                    self._live_again()
                 try:
                     self.result = job()
                 except BaseException as error:  # noqa: BLE001  # the scheduler's to judge
@@ -143,6 +179,13 @@ class Actor:
                 self._came.put(self)
         finally:
             connections.close_all()
+
+    def _live_again(self) -> None:
+        if (driver := connection.connection) is not None:
+            driver.close()
+        del connections[DEFAULT_DB_ALIAS]
+        self._connect()
+        self.is_dead = False
 
     def _connect(self) -> None:
         wrapper: Any = connection
@@ -156,6 +199,7 @@ class Actor:
         wrapper._rollback = self._ending(wrapper._rollback, ROLLBACK)
 
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
+        self._look()
         if not self.watched:
             return execute(sql, params, *rest)
         # A message without a BEGIN is a transaction that Django does not know.
@@ -173,10 +217,10 @@ class Actor:
             transaction=inside,
             savepoint=bool(connection.savepoint_ids),
         )
-        if step.gate is not None and self.may_wait:
+        if step.gate is not None and (self.may_wait or self.is_heart):
             step = replace(step, gate=replace(step.gate, may_wait=True))
         self.point(step)
-        if KEY_LOCK.name in {step.name, step.gate and step.gate.name}:
+        if step.name == KEY_LOCK.name:
             # What ends the transaction lets go of the key.
             self._locked |= {(KEY_LOCK.name, row) for row in step.rows}
         elif step.gate is not None and inside:
@@ -184,7 +228,10 @@ class Actor:
         if step.gate is not None and self.watched:
             self._next = step.gate
             sql = with_gate(sql)
-        return execute(sql, params, *rest)
+        try:
+            return execute(sql, params, *rest)
+        finally:
+            self._look()
 
     def _at_gate(self, notice: Any) -> None:
         # Called inside the driver while the statement waits in the server.
@@ -197,14 +244,27 @@ class Actor:
 
     def _ending(self, end: Callable[[], Any], step: Step) -> Callable[[], Any]:
         def ended() -> Any:
+            self._look()
             # One that has locked nothing changes nothing.
             rows = frozenset(row for _, row in self._locked)
             self.point(replace(step, rows=rows, is_shared=bool(rows)))
             result = end()
-            self._locked.clear()
+            self.forget_locks()
             return result
 
         return ended
+
+
+def die(control: Control, victims: Sequence[Actor]) -> None:
+    """Be the job of an actor: end the process of others, its sessions included."""
+    memory = {victims[0].memory}
+    here().point(replace(DEATH, rows=victims[0].rows, writes=DEATH.writes | memory))
+    victims = [each for each in victims if here().watched and not each.has_ended]
+    for each in victims:
+        each.is_dead = True
+    for each in victims:
+        control.end(each.pid)
+        each.forget_locks()
 
 
 class _Here(threading.local):

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
-from tests.contract.support.messages import separately
+from tests.notes import notes_apart
 
 collect_ignore_glob = [] if connection.vendor == "postgresql" else ["*.py"]
 
 
 @pytest.fixture(autouse=True)
-def _statements_are_steps() -> Iterator[None]:
-    """Make each statement of a message a step, because the server executes them one by one."""
-    with separately():
+def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the notes of these runs from other tests."""
+    with notes_apart(tmp_path_factory):
         yield

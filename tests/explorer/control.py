@@ -8,6 +8,7 @@ is called last, and only for a row that passed the other conditions.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any, Self
 
 from django.db import connection
@@ -80,6 +81,12 @@ class Control:
         """Let through the session that waits there."""
         self.ask(f"SELECT pg_advisory_unlock({KEY}, {visit})")
         self.close_gates(visit)
+
+    def end(self, pid: int) -> None:
+        """End a session, with its locks; another thread may ask."""
+        other: Any = connection.copy()
+        with closing(other), other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
 
     def blockers(self, pid: int) -> list[int]:
         """Return the sessions that this one waits for."""

@@ -9,18 +9,17 @@ connection.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from dcl_processor.engine import heartbeat, lane, settling
-from dcl_processor.engine.heartbeat import Heartbeat
+from tests import seams
 
 from .actors import Actor, here
 from .steps import Step, kinds
@@ -31,88 +30,118 @@ LAPSE = 1_000
 _LAPSES = Step("every lease lapses", writes=kinds("time"))
 _BEAT = Step("heartbeat")
 _OURS = Step("is it ours?", reads=kinds("time"))
-_LET_GO = Step("let go")
 _ENDS = Step("wait for the heartbeat")
+_WAIT = Step("wait for a lock", reads=kinds("lock"))
 
 
-@dataclass
 class Clock:
-    """The processes' clock: ``passed`` seconds ahead."""
+    """The processes' clock: it stands still, but for what lets time pass."""
 
-    passed: int = 0
-
-    sleep = staticmethod(time.sleep)
+    def __init__(self) -> None:
+        self._now = self._began = 1_000.0
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.passed
+        return self._now
 
     def set_back(self) -> None:
-        self.passed = 0
+        self._now = self._began
+
+    def go_on(self, seconds: float) -> None:
+        self._now += seconds
 
     def lapse(self) -> None:
         """Be the job of an actor: let time pass, on all clocks at once."""
         here().point(_LAPSES)
         driver: Any = connection.connection
-        driver.execute("UPDATE explorer.clock SET passed = passed + %s", [LAPSE])
-        self.passed += LAPSE
+        self.let_pass(driver.execute)
+
+    def let_pass(self, execute: Callable[[str], Any]) -> None:
+        execute(f"UPDATE explorer.clock SET passed = passed + {LAPSE}")  # noqa: S608  # a number
+        self.go_on(LAPSE)
 
 
-@contextmanager
-def in_the_hands_of(
-    hearts: Sequence[Actor], clock: Clock, join_in: Callable[[Actor], None]
-) -> Iterator[None]:
-    """Let the keepers of the workers beat by these actors, or not at all, and go by the clock.
+@dataclass
+class Hands:
+    """Where the leases of the workers are renewed by ``hearts``, or not at all, by the clock.
 
-    ``join_in`` is called with an actor that begins in the middle of a schedule.
+    ``join_in`` is called with an actor that begins in the middle of a schedule. A copy whose row is
+    locked waits until it ``is_free``.
     """
 
-    class HeartThread:
-        def __init__(self, target: Callable[[], None], **_: Any) -> None:
-            self._target = target
-            self._heart = next((each for each in hearts if each.of == here().number), None)
+    hearts: Sequence[Actor]
+    clock: Clock
+    join_in: Callable[[Actor], None]
+    is_free: Callable[[Actor], bool]
 
-        def start(self) -> None:
-            if self._heart is not None and here().watched:
-                join_in(self._heart)
-                self._heart.begin(self._target, watched=True)
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        asks = seams.part(seams.IS_OURS)
 
-        def is_alive(self) -> bool:
-            return self._heart is not None and here().watched
+        def is_ours(heart: Any, pk: Any) -> Any:
+            here().point(_shared(replace(_OURS, rows=frozenset([pk]))))
+            return asks(heart, pk)
 
-        def join(self, _: float | None = None) -> None:
-            heart = self._heart
-            here().point(_of_keeper(_ENDS), ready=lambda: heart is None or heart.has_ended)
+        with pytest.MonkeyPatch.context() as patch:
+            seams.replace(patch, seams.THREADING, self._threading())
+            seams.replace(patch, seams.CLOCK, self.clock.monotonic)
+            seams.replace(patch, seams.PAUSE, lambda _, seconds: self._pause(seconds))
+            seams.replace(patch, seams.KEEP, _beat)
+            seams.replace(patch, seams.IS_OURS, is_ours)
+            for seam in seams.HEART:
+                met = self._meeting(Step(seam[1].replace("_", " ")), seams.part(seam))
+                seams.replace(patch, seam, met)
+            yield
 
-    with pytest.MonkeyPatch.context() as patch:
-        with_hearts = SimpleNamespace(**{**vars(threading), "Thread": HeartThread})
-        patch.setattr(heartbeat, "threading", with_hearts)
-        patch.setattr(heartbeat, "time", clock)
-        for module in (lane, settling):
-            patch.setattr(module, "time", clock)
-        patch.setattr(Heartbeat, "_keep", _beat)
-        patch.setattr(Heartbeat, "is_ours", _pausing(_OURS, Heartbeat.is_ours))
-        patch.setattr(Heartbeat, "let_go", _pausing(_LET_GO, Heartbeat.let_go))
-        yield
+    def heart_of(self, copy: Actor) -> Actor | None:
+        return next((each for each in self.hearts if each.of == copy.number), None)
+
+    def _pause(self, seconds: float) -> None:
+        # For a row that another session has locked, whose settlement is tried again then.
+        actor = here()
+        step = replace(_WAIT, rows=actor.rows)
+        actor.point(step, ready=lambda: not actor.watched or self.is_free(actor))
+        self.clock.go_on(seconds + 0.001)
+
+    def _meeting(self, step: Step, method: Callable[..., Any]) -> Callable[..., Any]:
+        def met(heart: Any, *args: Any) -> Any:
+            if self.heart_of(here()) is not None and not here().is_heart:
+                here().point(_shared(replace(step, rows=here().rows)))
+            return method(heart, *args)
+
+        return met
+
+    def _threading(self) -> Any:
+        hands = self
+
+        class HeartThread:
+            def __init__(
+                self, target: Callable[..., None], args: Sequence[Any] = (), **_: Any
+            ) -> None:
+                self._target = partial(target, *args)
+                self._heart = hands.heart_of(here())
+
+            def start(self) -> None:
+                if self._heart is not None and here().watched:
+                    hands.join_in(self._heart)
+                    self._heart.begin(self._target, watched=True)
+
+            def is_alive(self) -> bool:
+                return self._heart is not None and here().watched
+
+            def join(self, _: float | None = None) -> None:
+                heart = self._heart
+                here().point(_shared(_ENDS), ready=lambda: heart is None or heart.has_ended)
+
+        return SimpleNamespace(**{**vars(threading), "Thread": HeartThread})
 
 
-def _beat(self: Heartbeat) -> None:
+def _beat(heart: Any) -> None:
     # As its thread does, but for the errors, which are the scheduler's to judge here.
     for _ in range(here().beats):
         here().point(_BEAT)
-        if not self._stop.is_set():
-            question, locked = self._renew()
-            if question is not None and locked:
-                self._wait_for(question, locked)
+        seams.beat(heart)
 
 
-def _pausing(step: Step, method: Callable[..., Any]) -> Callable[..., Any]:
-    def paused(self: Heartbeat, pk: Any, *args: Any) -> Any:
-        here().point(_of_keeper(replace(step, rows=frozenset([pk]))))
-        return method(self, pk, *args)
-
-    return paused
-
-
-def _of_keeper(step: Step) -> Step:
-    """Add what the keeper has in memory: only a copy and its own heart share it."""
+def _shared(step: Step) -> Step:
+    """Add the leases in memory: only a copy and its own heart share them."""
     return replace(step, writes=step.writes | {here().memory})

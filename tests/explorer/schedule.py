@@ -115,7 +115,7 @@ class Schedule:
     def _until_all_wait(self) -> None:
         """Wait until every actor is at a point or at its end, or the database makes it wait."""
         end = time.monotonic() + PATIENCE
-        while self._moving:
+        while self._moving or self._bury():
             # Who was blocked is so until a lock is let go, and that has happened by now.
             if self._moving <= self._blocked and all(map(self._is_blocked, self._moving)):
                 return
@@ -126,10 +126,22 @@ class Schedule:
                 if time.monotonic() > end:
                     raise Violation(f"{self._names()} did not come to an end") from None
                 continue
-            self._moving.discard(actor)
-            self._blocked.discard(actor)
-            if actor.step is not None:
-                self._waiting[actor.number] = actor
+            self._take_note(actor)
+
+    def _take_note(self, actor: Actor) -> None:
+        """See where an actor has come to; one that has died comes from wherever it was."""
+        self._moving.discard(actor)
+        self._blocked.discard(actor)
+        self._waiting.pop(actor.number, None)
+        if actor.step is not None:
+            self._waiting[actor.number] = actor
+
+    def _bury(self) -> bool:
+        """Let the actors whose process is gone run to their end; return whether there are any."""
+        dead = [each for each in self._waiting.values() if each.is_dead]
+        for each in dead:
+            self._move(each)
+        return bool(dead)
 
     def _is_blocked(self, actor: Actor) -> bool:
         # Looked at first: it may get the lock and come to its next step while the server is asked.
@@ -157,7 +169,4 @@ class Schedule:
                 actor = self._came.get(timeout=1)
             except Empty:
                 continue
-            if actor.step is None:
-                self._moving.discard(actor)
-            else:
-                self._waiting[actor.number] = actor
+            self._take_note(actor)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +16,19 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.engine import settling
-from dcl_processor.engine.source import Source
-from dcl_processor.pending import scan
+from tests import seams
 
-from .actors import Actor, cast_of, here
+from .actors import Actor, Died, cast_of, die, here
 from .audit import Audit
 from .control import CLOCK_SET_BACK, Control
-from .leases import Clock, in_the_hands_of
+from .leases import Clock, Hands
 from .schedule import Schedule, Told, Violation
 from .search import After, Chooser, Dice, Parts, Pruned, Search, Written
 from .subjects import EDITOR, FIRST, Subject, edit
 
 #: What each search may take that is not run whole otherwise (``make explore``).
 SECONDS = float(os.environ.get("SECONDS") or 0)
-TIME = "time"
+TIME, DEATH = "time", "death"
 TABLES = "tests_errand, tests_parcel, tests_receipt"
 #: Schedules between two sweeps of the rows' old versions, which would make each later one slower.
 SWEEP = 500
@@ -118,10 +117,11 @@ class Stage:
     def _run(self, chooser: Chooser) -> Told | None:
         began = time.monotonic()
         self._set_back()
-        audit = Audit(self.subject, self.rows, self._control)
+        audit = Audit(self.subject, self.rows, self._control, self._workers[0])
         schedule = Schedule(self._actors, self._came, self._control, chooser, audit.after)
         self._schedule = schedule
-        others = {TIME: self.clock.lapse, EDITOR: edit}
+        victims = [each for each in self._actors if each.of == 0]
+        others = {TIME: self.clock.lapse, EDITOR: edit, DEATH: partial(die, self._control, victims)}
         jobs = [others.get(each.name, self.subject.run) for each in self._begin]
         try:
             told = schedule.run(jobs)
@@ -143,19 +143,26 @@ class Stage:
         assert self._schedule is not None
         self._schedule.join_in(actor)
 
+    def is_free(self, copy: Actor) -> bool:
+        """Return whether no other actor has a lock of the rows."""
+        others = [each for each in self._actors if each is not copy]
+        return not any(each.has_locked(row) for each in others for row in self.rows)
+
     @property
     def _begin(self) -> list[Actor]:
         return [each for each in self._actors if each.of == each.number]
 
     def _reports(self) -> list[Report]:
         for actor in self._actors:
-            if actor.error is not None:
+            if actor.error is not None and not isinstance(actor.error, Died):
                 raise Violation(f"{actor.name} ended with {actor.error!r}") from actor.error
-        return [copy.result for copy in self._workers]
+        return [copy.result for copy in self._workers if copy.error is None]
 
     def _judge(self, audit: Audit, reports: list[Report]) -> None:
         left = audit.at_the_end(reports)
         if left:
+            if audit.dead:
+                self.clock.let_pass(self._control.ask)
             audit.after_a_last_run(left, self._alone(self._workers[0]))
 
     def _alone(self, copy: Actor) -> Any:
@@ -200,6 +207,7 @@ def staged(
     workers: int = 2,
     rows: int = 1,
     lapse: bool = False,
+    dies: bool = False,
     edited: bool = False,
     hearts: int = 0,
     beats: int = 1,
@@ -207,12 +215,13 @@ def staged(
 ) -> Iterator[Stage]:
     """Have a stage.
 
-    ``lapse``: there is an actor who lets every lease lapse, once; ``edited``: one who makes the
-    first row pending again, once; ``hearts``: so many workers have one, which beats so often;
+    ``lapse``: there is an actor who lets every lease lapse, once; ``dies``: one who ends the
+    process of the first worker; ``edited``: one who makes the first row pending again, once;
+    ``hearts``: so many workers have one, which beats so often;
     ``every_statement``: also statements that no other copy can see are steps.
     """
     names = [f"copy {letter}" for letter in "ABCD"[:workers]]
-    names += [*([TIME] if lapse else []), *([EDITOR] if edited else [])]
+    names += [*[TIME] * lapse, *[EDITOR] * edited, *[DEATH] * dies]
     with (
         Control() as control,
         cast_of(names, control, range(hearts)) as (actors, came),
@@ -221,7 +230,8 @@ def staged(
         stage = Stage(subject, workers, actors, came, control)
         for heart in actors[len(names) :]:
             heart.beats = beats
-        with in_the_hands_of(actors[len(names) :], stage.clock, stage.join_in):
+        hands = Hands(actors[len(names) :], stage.clock, stage.join_in, stage.is_free)
+        with hands.holding():
             stage.have(rows, every_statement=every_statement)
             yield stage
 
@@ -231,10 +241,10 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
     """Let the schedule say where a copy goes on that has met another one."""
     with pytest.MonkeyPatch.context() as patch:
         if chooses:
-            patch.setattr(Source, "_among_others", True)
-        patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
-        # The gates are locks, and an actor may wait for long at one.
-        patch.setattr(settling, "LOCK_WAIT", 3_600.0)
+            seams.replace(patch, seams.AMONG_OTHERS, True)
+        for seam in seams.PLACES:
+            seams.replace(patch, seam, SimpleNamespace(randbelow=_randbelow))
+        seams.replace(patch, seams.TURNS, lambda: 0.0)
         yield
 
 

@@ -22,8 +22,6 @@ from typing import Any
 from tests.crash.trace import integers
 
 LOCKS = " FOR NO KEY UPDATE"
-#: What follows the UPDATE in a flip that counts what it writes.
-FLIPPED = " RETURNING 1) SELECT"
 _BOOKKEEPING = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK TO", "SHOW", "SET ")
 
 Thing = tuple[str, int]
@@ -79,11 +77,13 @@ COMMIT = Step("COMMIT", writes=kinds("data lock"))
 ROLLBACK = Step("ROLLBACK", writes=kinds("lock"))
 HANDLER = Step("handler", reads=kinds("data"), writes=kinds("handler"))
 LOCAL = Step("local", is_shared=False)
+#: Behind it there are no steps of that copy, so that it commutes with none of them.
+DEATH = Step("copy A dies", writes=kinds("data lock handler"))
 #: Taken as if every key were one; another one gets it, or not, and never waits.
 KEY_LOCK = Step("key lock", writes=kinds("lock"))
-#: The function that takes it, and where its numbers come from.
-KEY_LOCKS, KEY_NUMBERS = "pg_try_advisory_xact_lock", "unnest(%s::bigint[])"
-GATED_NUMBERS = "(SELECT * FROM unnest(%s::bigint[]) WHERE explorer_gate() OFFSET 0)"
+#: The function that takes it.
+KEY_LOCKS = "pg_try_advisory_xact_lock"
+CLOCK = "STATEMENT_TIMESTAMP"
 
 
 def describe(
@@ -102,23 +102,27 @@ def describe(
     row lock keeps others from changing what is read, and no session sees a write before its COMMIT.
     """
     named = rows & set(integers(params)) or rows
-    # A flip that waits for its COMMIT is in a statement that counts what it writes.
-    sql = re.sub(r"^WITH dcl_flipped AS \((.*) RETURNING 1\) SELECT .*$", r"\1", sql)
     words = sql.lstrip()
     if KEY_LOCKS in sql:
-        # Rows that it looked at would be as old as its snapshot.
-        return _at(SNAPSHOT, rows, KEY_LOCK) if _tables(sql) else replace(KEY_LOCK, rows=rows)
-    if LOCKS in sql:
+        assert not _tables(sql), sql  # rows that it looked at would be as old as its snapshot
+        return replace(KEY_LOCK, rows=rows)
+    touched = {(table, row) for table in _tables(sql) for row in named}
+    is_ours = transaction and touched <= locked and CLOCK not in sql
+    if LOCKS in sql and not (is_ours and is_alone(sql)):
         return _at(SNAPSHOT, named, LOCK if transaction else TAKE)
     if words.startswith(_BOOKKEEPING):
         return replace(LOCAL, name=" ".join(words.split()[:1]))
-    touched = {(table, row) for table in _tables(sql) for row in named}
-    if savepoint or (transaction and touched <= locked and sql.count("SELECT") < 2):
+    if savepoint or (is_ours and is_alone(sql)):
         return replace(LOCAL, name=words.split()[0], rows=named)
     if words.startswith("UPDATE"):
-        # A settlement waits for a session that is looking whether the row is still pending.
+        # Of a handler, or of the editor: what the package writes waits for no other session.
         return _at(SNAPSHOT, named, replace(LOCK if transaction else TAKE, may_wait=True))
     return replace(READ, rows=named)
+
+
+def is_alone(sql: str) -> bool:
+    """Return whether a statement reads its table once, and so no other rows than it names."""
+    return len(re.findall(r'(?:FROM|JOIN) "', sql)) < 2
 
 
 def _at(step: Step, rows: frozenset[int], gate: Step) -> Step:
@@ -138,18 +142,10 @@ def _tables(sql: str) -> set[str]:
 
 
 def with_gate(sql: str) -> str:
-    """Put the gate into a statement that locks rows: the last condition to be looked at.
-
-    Where it locks a key, the gate comes before the lock, and behind the snapshot.
-    """
-    if KEY_LOCKS in sql:
-        assert KEY_NUMBERS in sql, sql
-        return sql.replace(KEY_NUMBERS, GATED_NUMBERS)
+    """Put the gate into a statement that locks rows: the last condition to be looked at."""
     if LOCKS in sql:
         predicate, lock, way = sql.rpartition(LOCKS)
         predicate, order, by = predicate.partition(" ORDER BY")
         return f"{predicate} AND explorer_gate(){order}{by}{lock}{way}"
-    if FLIPPED in sql:
-        return sql.replace(FLIPPED, f" AND explorer_gate(){FLIPPED}", 1)
     assert re.search(r" WHERE .*[^;]$", sql, re.DOTALL), sql
     return f"{sql} AND explorer_gate()"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,9 +11,8 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
-from dcl_processor.engine.run import Run
-from dcl_processor.exceptions import ReservationLost, TransactionLost
-from dcl_processor.settlement.rehearsal import Rehearsal
+from dcl_processor.exceptions import TransactionLost
+from tests import seams
 from tests.models import Errand, Parcel, Receipt
 
 from .actors import here
@@ -33,9 +32,9 @@ COUNTS = ("processed", "failed", "skipped", "stale", "lease_lost")
 class Subject:
     """A processor, and how its rows are made, set back and looked at from outside.
 
-    ``rehearsed``: its runs take the flips for granted, as they do after their first row, but for
-    the ``unproven`` ones, whose rows are asked about one by one. ``chooses``: its claims may choose
-    from the first on, as they do once another copy was met; that takes more rows than one.
+    ``tries``: its runs try the flips first, as the first run of a process does. ``chooses``: its
+    claims may choose from the first on, as they do once another copy was met; that takes more rows
+    than one. ``once``: a row whose copy has died is left to a person.
     """
 
     name: str
@@ -46,9 +45,9 @@ class Subject:
     ask_leased: str = "SELECT id FROM tests_errand WHERE leased_until IS NOT NULL"
     #: How often each row was made pending again.
     ask_edited: str = "SELECT id, place FROM tests_errand WHERE place > 0"
-    rehearsed: bool = False
-    unproven: frozenset[str] = frozenset()
+    tries: bool = False
     chooses: bool = False
+    once: bool = False
     #: What a handler's row may fail by.
     fails_by: tuple[type[Exception], ...] = ()
 
@@ -66,8 +65,6 @@ class Subject:
 
     #: What the time until a run that is not watched changes.
     later: str = ""
-    #: Whether the first copy hands out its row, and settles it by the token.
-    hands_out: bool = False
 
     @property
     def stages(self) -> int:
@@ -78,8 +75,6 @@ class Subject:
         if self.later and not here().watched:
             with connection.cursor() as cursor:
                 cursor.execute(self.later)
-        if self.hands_out and here().watched and here().number == 0:
-            return self._hand_out()
         report = self._run(self.processor)
         if self.second is None or (here().watched and here().number == 0):
             return report
@@ -87,25 +82,10 @@ class Subject:
         both = {name: getattr(report, name) + getattr(second, name) for name in COUNTS}
         return replace(second, failures=[*report.failures, *second.failures], **both)
 
-    def _hand_out(self) -> Report:
-        """Hand out a row, have it handled elsewhere, and settle it by its token."""
-        name = self.processor.name
-        handed = self.processor.reserve()
-        if not handed:
-            return Report(name=name, skipped=1)
-        [token] = [each.token for each in handed]
-        here().handle(handed[0].row.pk)
-        try:
-            self.processor.reservation(token).settle()
-        except ReservationLost:
-            return Report(name=name, lease_lost=1)
-        return Report(name=name, processed=1)
-
     def _run(self, processor: BatchProcessor[Any]) -> Report:
-        run = Run(processor, concurrency=1)
-        if self.rehearsed:
-            run.trust(Rehearsal(set(self.unproven), {}))
-        return run.execute()
+        if self.tries:
+            processor = seams.untried(processor)
+        return processor.run(wait_for_locked=0)
 
     def __str__(self) -> str:
         return self.name
@@ -227,12 +207,7 @@ SET_BACK = (
 
 
 def errands(
-    name: str,
-    handler: Callable[[Errand], None] = handle,
-    *,
-    rehearsed: bool = False,
-    unproven: Collection[str] = (),
-    **options: Any,
+    name: str, handler: Callable[[Errand], None] = handle, *, tries: bool = False, **options: Any
 ) -> Subject:
     return Subject(
         name,
@@ -240,8 +215,8 @@ def errands(
         make_errands,
         SET_BACK,
         "SELECT id FROM tests_errand WHERE done",
-        rehearsed=rehearsed,
-        unproven=frozenset(unproven),
+        tries=tries,
+        once=options.get("delivery") == Delivery.AT_MOST_ONCE,
     )
 
 
@@ -264,6 +239,7 @@ MARK: dict[str, Any] = {
 TRANSACTIONAL = [
     errands("transactional", pending=own, **DONE),
     errands("transactional_spanning", pending=spanning, **DONE),
+    errands("transactional_trying", pending=own, tries=True, **DONE),
     Subject(
         "transactional_joined",
         batch_processor(pending=joined, name="explorer.transactional_joined")(print_receipt),
@@ -275,22 +251,12 @@ TRANSACTIONAL = [
 AT_MOST_ONCE = [
     errands("claim", pending=own, **CLAIM),
     errands("claim_spanning", pending=spanning, **CLAIM),
-    errands("claim_rehearsed", pending=own, rehearsed=True, **CLAIM),
-    errands(
-        "claim_spanning_rehearsed",
-        pending=spanning,
-        rehearsed=True,
-        unproven={"claim", "done"},
-        **CLAIM,
-    ),
+    errands("claim_trying", pending=own, tries=True, **CLAIM),
 ]
 AT_LEAST_ONCE = [
     errands("lease", pending=own, **LEASE),
     errands("lease_spanning", pending=spanning, **LEASE),
-    errands("lease_rehearsed", pending=own, rehearsed=True, **LEASE),
-    errands(
-        "lease_spanning_rehearsed", pending=spanning, rehearsed=True, unproven={"done"}, **LEASE
-    ),
+    errands("lease_trying", pending=own, tries=True, **LEASE),
 ]
 #: Handlers that write, or lock, the row that they handle, or end its transaction.
 WILFUL = [
@@ -312,13 +278,8 @@ EDITED = [
 #: Leases with a mark, which is written and removed with the lease.
 MARKED = [
     errands("lease_marked", pending=marked, **MARK),
-    errands("lease_marked_rehearsed", pending=marked, rehearsed=True, **MARK),
-    errands(
-        "lease_marked_unproven", pending=marked, rehearsed=True, unproven={"claim", "done"}, **MARK
-    ),
+    errands("lease_marked_trying", pending=marked, tries=True, **MARK),
 ]
-#: A row that is handed out, and settled by its token while a worker may take it over.
-HANDED_OUT = replace(errands("lease_handed_out", pending=own, **LEASE), hands_out=True)
 #: Two processors of one model that share their lease; by ``actors.STAGE`` the rows of the second
 #: differ from those of the first.
 PIPELINE = replace(
@@ -423,7 +384,7 @@ HEADS = _named(
 )
 ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **HEADS}
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
-MORE = {each.name: each for each in [*WILFUL, *EDITED, *MARKED, PIPELINE, HANDED_OUT]}
+MORE = {each.name: each for each in [*WILFUL, *EDITED, *MARKED, PIPELINE]}
 CHOOSING = {
     f"{name}_choosing": replace(SUBJECTS[name], name=f"{name}_choosing", chooses=True)
     for name in (
@@ -431,15 +392,14 @@ CHOOSING = {
         "transactional_spanning",
         "transactional_joined",
         "claim",
-        "claim_rehearsed",
-        "lease_rehearsed",
+        "lease",
     )
 }
 #: Those whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, even if another worker has the row: no settlement can help that.
 LAPSING = [
     *("lease_saving", "lease_locking", "lease_pipeline"),
-    *("lease_marked", "lease_marked_rehearsed", "lease_handed_out"),
+    *("lease_marked", "lease_marked_trying"),
 ]
 #: Those whose leases are renewed twice.
 BEATING = ["lease_saving", "lease_saving_another", "lease_locking"]

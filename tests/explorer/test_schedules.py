@@ -107,6 +107,7 @@ if WRITTEN:
         size, _, others = size.partition("+")
         workers, rows = map(int, size.split("x"))
         setting: dict[str, Any] = {"lapse": "t" in others, "edited": "e" in others}
+        setting["dies"] = "d" in others
         setting |= {"hearts": others.lower().count("h"), "beats": 1 + ("H" in others)}
         setting |= {"every_statement": bool(every)}
         with staged(EVERY[name], workers=workers, rows=rows, **setting) as stage:
@@ -207,7 +208,7 @@ def test_i2_a_lease_that_lapses_lets_no_row_of_its_key_come_beside_it(mode: str)
     assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
 
 
-@pytest.mark.parametrize("name", ["lease_rehearsed", "lease"])
+@pytest.mark.parametrize("name", ["lease_trying", "lease"])
 def test_i2_a_lease_that_lapses_at_any_step_ends_in_one_settlement(name: str) -> None:
     with staged(SUBJECTS[name], lapse=True) as stage:
         count = stage.explore(most=MOST)
@@ -217,7 +218,7 @@ def test_i2_a_lease_that_lapses_at_any_step_ends_in_one_settlement(name: str) ->
         stage.sample(50)
 
 
-@pytest.mark.parametrize("name", ["lease_rehearsed", "lease", "lease_spanning"])
+@pytest.mark.parametrize("name", ["lease_trying", "lease", "lease_spanning"])
 def test_i2_a_heartbeat_at_any_step_costs_nothing(name: str) -> None:
     with staged(SUBJECTS[name], workers=1, hearts=1) as stage:
         count = stage.explore()
@@ -249,3 +250,26 @@ def test_i2_an_edit_at_any_step_of_a_copy_is_handled() -> None:
         count = stage.explore()
     assert count.whole
     assert count.schedules >= 5
+
+
+# --- workers that die
+
+
+DYING = [*SUBJECTS, "lease_marked", "lease_marked_trying", "transactional_ending"]
+
+
+@pytest.mark.parametrize("name", DYING)
+def test_i9_a_copy_that_dies_at_any_step_beside_another_one(name: str) -> None:
+    """Its locks are free at once; its lease lapses; what it has claimed is in doubt."""
+    with staged(EVERY[name], dies=True) as stage:
+        count = stage.explore(most=MOST)
+    assert count.whole or count.schedules >= 10
+    with staged(EVERY[name], dies=True, rows=2, every_statement=True) as stage:
+        assert stage.sample(20, by=Priorities).schedules >= 20
+
+
+@pytest.mark.parametrize("name", [name for name in SUBJECTS if name.startswith("lease")])
+def test_i9_a_copy_that_dies_under_a_lease_that_lapses(name: str) -> None:
+    with staged(SUBJECTS[name], dies=True, lapse=True, hearts=1) as stage:
+        assert stage.explore(most=MOST_KEYED).schedules
+        assert stage.sample(20, by=Priorities).schedules >= 20
