@@ -16,7 +16,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.insights.explanation import explanation
-from dcl_processor.insights.status import status
 from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
@@ -96,28 +95,6 @@ def fill(model: type[Model], done: dict[str, Any]) -> None:
     rows: Any = model._default_manager
     rows.bulk_create([model(**depot, **done) for _ in range(ROWS)])
     rows.bulk_create([model(**depot) for _ in range(5)])
-
-
-def test_the_age_has_an_index_of_its_own() -> None:
-    """With one index for both, each window of a run would sort the whole backlog."""
-    since = timezone.now() - timedelta(hours=1)
-    Errand.objects.bulk_create(Errand(claimed_at=since) for _ in range(ROWS))
-    aged = processor(
-        lambda: Errand.objects.filter(done=False), done={"done": True}, pending_since="claimed_at"
-    )
-    read, index = explanation(aged).indexes
-    assert (read.fields, index.fields) == (["id"], ["claimed_at", "id"])
-    with created(index, Errand), CaptureQueriesContext(connection) as asked:
-        answer = status(aged, only=["oldest"]).answers["oldest"]
-        assert answer.value is not None
-        assert round(answer.value.seconds, -2) == 3600
-        (read,) = (q["sql"] for q in asked.captured_queries if "ORDER BY" in q["sql"])
-        with connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN {read}")
-            plan = "\n".join(line for (line,) in cursor.fetchall())
-        assert index.name in plan, plan
-        assert "Sort" not in plan, plan
-    assert explanation(processor(Parcel.objects.all)).indexes == ()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

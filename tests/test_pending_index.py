@@ -33,7 +33,6 @@ def suggested(rows: QuerySet[Any], **options: Any) -> Index | None:
 @pytest.mark.parametrize(
     ("asked", "condition"),
     [
-        (Q(sent=Value(False)), Q(sent=False)),
         (Q(sent_at=None), Q(sent_at__isnull=True)),
         (Q(weight__range=(9, 10)), Q(weight__range=[9, 10])),
         *(
@@ -121,12 +120,6 @@ def test_with_an_order_its_columns_come_first(rows: QuerySet[Any], fields: list[
     index = suggested(rows)
     assert index is not None
     assert index.fields == fields
-
-
-def test_a_column_that_ages_are_read_from_comes_first() -> None:
-    index = suggested(Parcel.objects.filter(sent=False), since="sent_at")
-    assert index is not None
-    assert index.fields == ["sent_at", "id"]
 
 
 def test_the_code_makes_the_index() -> None:

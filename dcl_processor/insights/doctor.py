@@ -186,31 +186,19 @@ def held_keys(processor: Definition[Any], question: Question[Any]) -> Iterator[F
 
 def snapshots(using: str) -> Iterator[Finding]:
     """Find what keeps dead rows, and dead entries of the pending index, from being removed."""
-    is_clean = True
-    for each in catalog.snapshots(using):
-        is_known = each.seconds is not None
-        if each.seconds < OLD_SNAPSHOT if is_known else each.transactions < MANY_TRANSACTIONS:
-            continue
-        is_clean = False
-        since = f"{each.transactions} transactions old"
-        since = f"has been open for {each.seconds:.0f} s" if is_known else f"is {since}"
-        if not is_known and each.kind == "session":
-            yield unknown(
-                f"since when the session {each.name} of the role {each.role} has been open, which "
-                f"{since}",
-                "PostgreSQL hides the time of another role's transaction",
-                "GRANT pg_read_all_stats to the role of this database",
-            )
-            continue
-        named = f" ({each.application_name})" if each.application_name else ""
+    old = catalog.old_snapshots(using, OLD_SNAPSHOT, MANY_TRANSACTIONS)
+    for kind, name, seconds, transactions in old:
+        since = f"{transactions} transactions old"
+        hidden = "; GRANT pg_read_all_stats to this role shows since when it is open"
         yield warning(
-            shown(f"the {each.kind} {each.name}{named} {since}"),
+            shown(f"the {kind} {name} is {since if seconds is None else f'{seconds:.0f} s old'}"),
             "Vacuum removes no row that was flipped since, and each lock-free read passes all "
             "their index entries",
             "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
-            "handlers work outside the transaction with AT_LEAST_ONCE",
+            "handlers work outside the transaction with AT_LEAST_ONCE"
+            + (hidden if seconds is None else ""),
         )
-    if is_clean:
+    if not old:
         yield ok("no old snapshot keeps dead rows")
 
 

@@ -85,13 +85,11 @@ def explanation(
         ((found,),) = _explain(question.using, "EXPLAIN (FORMAT JSON)", sql, params)
         tree = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
         verdict, index = _judged(tree, question)
-    missing = [*pending_index.beside(processor, question)]
+    serving, *others = pending_index.suggested(processor, question)
     if index is None:
-        key = pending_index.key_of(processor, question)
-        suggested = pending_index.pending_index(question, key=key)
-        remark = _remark(suggested, model)
-        verdict += remark
-        missing = [suggested, *missing] if suggested is not None and not remark else missing
+        verdict += _remark(serving, model)
+        others.insert(0, serving)
+    missing = [each for each in others if each and not pending_index.is_declared(each, model)]
     text = _with_values(connection, sql, params)
     return Explanation(*known, verdict, text, lines, index, tuple(missing))
 

@@ -14,7 +14,6 @@ import operator
 from collections.abc import Iterator, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
-from enum import Enum
 from functools import reduce
 from typing import Any
 from uuid import UUID
@@ -49,55 +48,40 @@ class _NotConstantError(Exception):
     """A condition cannot be a part of an index's condition."""
 
 
-def beside(processor: Definition[Any], question: Question[Any]) -> Iterator[Index]:
-    """Yield the indexes that a processor needs beside that of its lock-free read.
+def suggested(processor: Definition[Any], question: Question[Any]) -> tuple[Index | None, ...]:
+    """Return the index of the lock-free read, and then that of the rows of a key at work, if any.
 
-    The one from which the age of the oldest pending row is read, and that of the rows of a key that
-    are at work; without those that the model's ``Meta`` has.
+    ``None``: no index can serve the read. Sends no query.
     """
-    model, columns = question.model, {f.name for f in question.model._meta.local_concrete_fields}
-    found, since = list[Index | None](), processor.pending_since
-    if isinstance(since, str) and since in columns:
-        found.append(pending_index(question, since=since))
-    lease, key = processor.lease, key_of(processor, question)
-    shows = lease.field if lease is not None else processor.claimed_at
-    if processor.group_by is not None and shows in columns:
-        found.append(_index(model, [str(key)], Q(**{f"{shows}__isnull": False}), "in_flight"))
-    yield from (each for each in found if each is not None and not is_declared(each, model))
-
-
-def key_of(processor: Definition[Any], question: Question[Any]) -> str | None:
-    """Return the field of the key whose values take turns, if one is."""
     option = "group_by" if processor.group_by is not None else "fair_by"
     if getattr(processor, option) is None:
-        return None
-    field: Any = question.model._meta.get_field(column_of(processor, option, question.model))
-    return str(field.name)
+        return (pending_index(question),)
+    model = question.model
+    field: Any = model._meta.get_field(column_of(processor, option, model))
+    read, mark = pending_index(question, key=field.name), processor.claimed_at
+    mark = processor.lease.field if processor.lease is not None else mark
+    if option == "fair_by" or mark is None:
+        return (read,)
+    return read, _index(model, [field.name], Q(**{f"{mark}__isnull": False}), "in_flight")
 
 
-def pending_index(
-    question: Question[Any], *, key: str | None = None, since: str | None = None
-) -> Index | None:
+def pending_index(question: Question[Any], *, key: str | None = None) -> Index | None:
     """Return the index of the model's table that serves the lock-free read of the question.
 
     ``key``: a run reads the values of this field, then the rows of each in the queryset's order, so
-    the index begins with it. ``since``: a column whose smallest value in the pending rows the index
-    is to show instead. ``None``: no condition of the question compares a column of this table with
-    a constant or with the time. Sends no query.
+    the index begins with it. ``None``: no condition of the question compares a column of this table
+    with a constant or with the time.
     """
     query, constant, moving = question.unfiltered.query, list[Q](), list[str]()
     for node in _demanded(query.where):
-        name = _column(getattr(node, "lhs", None), query.base_table)
         try:
             constant.append(_condition(node, query.base_table))
         except _NotConstantError:
-            if name is not None and _is_moving(node):
-                moving.append(name)
-    first = [since] if since else _order(question)
+            moving += _moving(node, query.base_table)
     condition = reduce(operator.and_, constant) if constant else None
     if key is not None:
-        return _index(question.model, [key, *first], condition)
-    first = (first if constant else []) or moving
+        return _index(question.model, [key, *_order(question)], condition)
+    first = (_order(question) if constant else []) or moving
     return _index(question.model, first, condition) if constant or first else None
 
 
@@ -163,29 +147,27 @@ def _column(expression: Any, table: str | None) -> str | None:
 def _condition(node: Any, table: str | None) -> Q:
     """Return a condition as it was written; raises unless all of it is constant."""
     if isinstance(node, WhereNode):
-        if node.connector not in (AND, OR) or not node.children:
+        together = {AND: operator.and_, OR: operator.or_}.get(node.connector)
+        if together is None or not node.children:
             raise _NotConstantError
-        together = operator.or_ if node.connector == OR else operator.and_
         condition = reduce(together, (_condition(each, table) for each in node.children))
         return ~condition if node.negated else condition
     name = _column(getattr(node, "lhs", None), table)
     # A lookup that a user registered may compile to any SQL.
     if name is None or not type(node).__module__.startswith("django.db.models."):
         raise _NotConstantError
-    lookup = "" if node.lookup_name == "exact" else f"__{node.lookup_name}"
+    asked = f"{name}__{node.lookup_name}".removesuffix("__exact")
     if not isinstance(node.rhs, _LISTS):
-        return Q(**{f"{name}{lookup}": _constant(node.rhs, table)})
+        return Q(**{asked: _constant(node.rhs, table)})
     values = [_constant(each, table) for each in node.rhs]
     # A set has another order in each process, and the name of the index depends on the order.
     is_set = isinstance(node.rhs, (set, frozenset))
-    return Q(**{f"{name}{lookup}": sorted(values, key=repr) if is_set else values})
+    return Q(**{asked: sorted(values, key=repr) if is_set else values})
 
 
 def _constant(value: Any, table: str | None) -> Any:
     if name := _column(value, table):
         return F(name)
-    value = value.value if type(value) is Value else value
-    value = value.value if isinstance(value, Enum) else value
     if isinstance(value, str):
         value = str.__str__(value)  # also of a class of the user's
     if type(value) not in _CONSTANTS:
@@ -193,10 +175,12 @@ def _constant(value: Any, table: str | None) -> Any:
     return value
 
 
-def _is_moving(node: Any) -> bool:
-    """Return whether a lookup compares its column with values that are read from no table."""
-    values = node.rhs if isinstance(node.rhs, _LISTS) else [node.rhs]
-    return node.lookup_name in _COMPARISONS and all(map(_reads_no_table, values))
+def _moving(node: Any, table: str | None) -> Iterator[str]:
+    """Yield the column that a condition compares with values that are read from no table."""
+    name = _column(getattr(node, "lhs", None), table)
+    if name is not None and node.lookup_name in _COMPARISONS:
+        values = node.rhs if isinstance(node.rhs, _LISTS) else [node.rhs]
+        yield from [name] * all(map(_reads_no_table, values))
 
 
 def _reads_no_table(value: Any) -> bool:

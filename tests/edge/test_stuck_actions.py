@@ -320,7 +320,7 @@ def test_one_row_is_chosen_without_a_read_of_the_table(manage: Manage, install: 
         shown = manage("show", "dead.run", str(row.pk))
     assert (done.code, shown.code) == (0, 0)
     asked = [q["sql"] for q in sent.captured_queries if 'FROM "tests_errand"' in q["sql"]]
-    assert len(asked) > 4
+    assert len(asked) > 2
     with connection.cursor() as cursor:
         for sql in asked:
             cursor.execute(f"EXPLAIN {sql}")
