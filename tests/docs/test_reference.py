@@ -243,7 +243,7 @@ def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
 
 def test_every_check_of_the_doctor_is_on_its_page() -> None:
     source = Path(doctor.__file__).read_text(encoding="utf-8")
-    known = {*re.findall(r'(?:_found\(|check=)"([a-z-]+)"', source)}
+    known = {*re.findall(r'(?:found\(|check=|"check": )"([a-z-]+)"', source)}
     below = section("reference/command.md", "processors doctor")
     assert {*re.findall(r"`([a-z-]+)`:\s", below.split("\n- ", 1)[1])} == known
 
