@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from threading import Event
-from typing import Any, ClassVar, Never, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict, TypeVar, Unpack
 
 from django.db.models import Model, Q, QuerySet
 
@@ -21,6 +21,9 @@ from dcl_processor.report.dry_run import DryRun
 from dcl_processor.report.exceptions import InvalidOption, Unsupported
 from dcl_processor.report.report import Report
 from dcl_processor.workers import notify
+
+if TYPE_CHECKING:
+    from dcl_processor.contrib.reservations import Reservation
 
 M = TypeVar("M", bound=Model)
 
@@ -190,6 +193,40 @@ class BatchProcessor(Definition[M]):
         as ``requeue()``.
         """
         return actions.act(actions.to_discard(self, rows, reason, values, force=force))
+
+    def reserve(
+        self,
+        limit: int = 1,
+        *,
+        filter: Q | None = None,
+        using: str | None = None,
+        bound_to: str | None = None,
+    ) -> list[Reservation[M]]:
+        """Hand out up to ``limit`` pending rows, which the caller handles and settles.
+
+        The rows are claimed and marked as in a run, and the attempt is counted; a row that has used
+        up its attempts is given up on instead. ``filter`` and ``using``: as for ``run()``.
+        ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
+
+        Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
+        and inside the processor's own handler;
+        ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any handler.
+        """
+        from dcl_processor.contrib.reservations import reservation  # loaded when used
+
+        with self._entered():
+            return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
+
+    def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
+        """Return the reservation of a token that came back; sends no query.
+
+        ``bound_to``: as it was given to ``reserve()``. Raises ``InvalidToken`` for a token that
+        this processor did not give out, or not to ``bound_to``; ``Unsupported`` for a processor
+        that ``reserve()`` refuses.
+        """
+        from dcl_processor.contrib.reservations import reservation  # loaded when used
+
+        return reservation.from_token(self, token, bound_to=bound_to)
 
     def lock_key(self, key: Any, using: str | None = None) -> None:
         """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,10 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batch_processor
-from dcl_processor.contrib.reservations import Reservation
+from dcl_processor.contrib.reservations import Reservation, handing_out
 from dcl_processor.contrib.reservations import hold as held
-from dcl_processor.contrib.reservations.hold import Found, HandOut
-from dcl_processor.engine import settling
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidOption,
@@ -26,7 +24,6 @@ from dcl_processor.exceptions import (
     ReservationLost,
     StillPending,
 )
-from dcl_processor.options.kinds import TAKEN_AWAY
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import updates
@@ -37,7 +34,6 @@ from tests.models import Badge, Depot, Errand, Letter, Parcel, QuietParcel, Seat
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 DAY = timedelta(days=1)
-HOUR = timedelta(hours=1)
 
 
 def with_result(row: Errand, result: Any) -> dict[str, Any]:
@@ -213,7 +209,7 @@ if connection.vendor == "postgresql":
         [row] = the.errands(1)
         run = make(kind)
         [handed] = run.reserve()
-        monkeypatch.setattr(settling, "TRY_FOR", 0.1)
+        monkeypatch.setattr(handing_out, "PATIENCE", 0.1)
         locked = at_update("TRUE", "RAISE EXCEPTION USING ERRCODE = '55P03'")
         with locked, pytest.raises(OperationalError):
             again(run, handed).settle()
@@ -259,19 +255,6 @@ def test_what_was_settled_is_not_settled_again(kind: Any) -> None:
     assert lost(lambda: one.fail(ValueError())) == "settled"
     assert lost(lambda: one.expires_at if kind is not claiming else one.renew()) == "settled"
     assert the.state(row)["result"] == "first"
-
-
-@pytest.mark.parametrize("zone", [UTC, timezone(-10 * HOUR), timezone(13 * HOUR), None])
-def test_a_lease_that_was_taken_away_is_no_reservations(zone: tzinfo | None) -> None:
-    """Its end is a whole number of durations away from that of the reservation."""
-    gone = TAKEN_AWAY.replace(tzinfo=zone)
-    if zone is not None:
-        gone = gone.astimezone(UTC)
-    mine = gone + 9_000 * DAY
-    hold = HandOut("default", 1, held._stamp(mine), 60_000_000, None)
-    assert held.is_held(hold, Found(mine, mine, None))
-    assert held.is_held(hold, Found(mine - 8_000 * DAY, mine, None))
-    assert not held.is_held(hold, Found(gone, mine, None))
 
 
 @each_kind
@@ -348,7 +331,13 @@ def test_a_claim_has_nothing_to_renew() -> None:
 
 
 def is_write(sql: str) -> bool:
-    return updates(sql) and "leased_until" in sql
+    """Recognise the statement that locks the row for a settlement, or writes to it at once."""
+    locks = "FOR UPDATE" in sql or updates(sql)
+    return "WHERE 1 = 0" in sql or (locks and "leased_until" in sql)
+
+
+def is_settled(sql: str) -> bool:
+    return is_write(sql) or ("FOR UPDATE" in sql and "claimed_at" in sql) or updates(sql)
 
 
 def elsewhere(run: BatchProcessor[Any], one: Reservation[Any], method: str) -> Callable[[], Any]:
@@ -374,7 +363,7 @@ def test_of_two_settlements_that_meet_one_is_written(kind: Any) -> None:
     def settle() -> None:
         the.elsewhere(lambda: again(run, handed).settle("first"))
 
-    with before_statement(updates, settle):
+    with before_statement(is_settled, settle):
         assert lost(lambda: handed.settle("second")) == "settled"
     assert the.state(row)["result"] == "first"
 
