@@ -63,7 +63,7 @@ def _blame(run: Context, batch: Batch) -> None:
             message = "%s: the handler of row %s ended the transaction, or its flip was refused; "
             message += "these other rows are handled again: %s"
             blamed = str(batch.to_blame.pk)
-            known = {"pk": blamed, "row_count": len(again)}
+            known: dict[str, Any] = {"pk": blamed, "row_count": len(again)}
             log(logging.WARNING, message, run.processor.name, blamed, ", ".join(again), **known)
         run.source.redo([row.pk for row in batch.rows if row is not batch.to_blame])
         batch.wanted, batch.rows = batch.wanted.only(batch.to_blame.pk), [batch.to_blame]
