@@ -332,12 +332,12 @@ def test_a_claim_has_nothing_to_renew() -> None:
 
 def is_write(sql: str) -> bool:
     """Recognise the statement that locks the row for a settlement, or writes to it at once."""
-    locks = "FOR UPDATE" in sql or updates(sql)
+    locks = "SKIP LOCKED" in sql or updates(sql)
     return "WHERE 1 = 0" in sql or (locks and "leased_until" in sql)
 
 
 def is_settled(sql: str) -> bool:
-    return is_write(sql) or ("FOR UPDATE" in sql and "claimed_at" in sql) or updates(sql)
+    return is_write(sql) or ("SKIP LOCKED" in sql and "claimed_at" in sql) or updates(sql)
 
 
 def elsewhere(run: BatchProcessor[Any], one: Reservation[Any], method: str) -> Callable[[], Any]:
