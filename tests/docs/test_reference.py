@@ -30,7 +30,6 @@ from dcl_processor import (
     worker_name,
 )
 from dcl_processor.contrib import celery, otel, prometheus
-from dcl_processor.contrib.prometheus import exposition
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
 from dcl_processor.insights import doctor
@@ -209,7 +208,7 @@ def test_every_signal_is_listed() -> None:
 
 def test_every_metric_is_listed_with_its_type_and_its_labels() -> None:
     registry = CollectorRegistry()
-    exposition.ProcessMetrics(registry)
+    prometheus.Counts(registry)
     made = zip(registry.collect(), registry._collector_to_names, strict=True)
     of_runs = [[sample_name(each), each.type, labels(metric)] for each, metric in made]
     assert [line[:3] for line in rows(MONITORING, "Metrics of runs")] == of_runs
