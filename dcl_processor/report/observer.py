@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from dcl_processor.report.errors import add_note, described
+from dcl_processor.report.errors import add_note
 from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import Report
-
-logger = logging.getLogger("dcl_processor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,8 @@ class Observers:
                     raise
                 if (place, method) not in self._silent:
                     self._silent.add((place, method))
-                    about = (type(each).__name__, method, described(error))
-                    logger.warning("%s.%s() raised, and the run goes on: %s", *about, exc_info=True)
+                    message = "%s.%s() raised, and the run goes on: %s"
+                    log(logging.WARNING, message, type(each).__name__, method, error, error=error)
 
 
 class Gates:

@@ -124,17 +124,18 @@ def test_an_observer_that_raises_is_logged_once_for_each_method_and_costs_no_row
 
     class Broken:
         def run(self, event: RunEvent) -> None:
-            raise ValueError("no collector")
+            raise ValueError("no collector at postgres://shop:hunter2@db/x")
 
         def row(self, event: RowEvent) -> None:
-            raise ValueError("no collector")
+            raise ValueError("no collector at postgres://shop:hunter2@db/x")
 
     noting = Noting()
     assert_run(make(the.ignore, observers=[Broken(), noting])(), processed=3)
     assert len(noting.rows) == 6
+    assert "hunter2" not in caplog.text
     told = [each.getMessage() for each in caplog.records if "Broken" in each.getMessage()]
     assert told == [
-        f"Broken.{method}() raised, and the run goes on: no collector"
+        f"Broken.{method}() raised, and the run goes on: no collector at postgres://shop:***@db/x"
         for method in ("run", "row")
     ]
 
