@@ -17,6 +17,7 @@ from dcl_processor.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.sql.errors import (
     CANCELLED,
     is_back,
+    is_contention,
     is_database_error,
     is_passing,
     reconnected,
@@ -41,7 +42,9 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
         session.connection.ensure_connection()  # it says why there is no session
     _blame(run, batch)
     pks = [row.pk for row in batch.rows] or [*batch.wanted.pks]
-    if not batch.started and is_passing(error) and state_of(error) != CANCELLED:
+    # A lock is another session's, and passes; what else comes back may be one row's.
+    is_whole = len(pks) == 1 or is_contention(error)
+    if not batch.started and is_whole and is_passing(error) and state_of(error) != CANCELLED:
         message = "%s: a claim was not answered, and is tried again later: %s"
         log(logging.WARNING, message, run.processor.name, error)
         run.source.missed(pks)

@@ -28,7 +28,6 @@ WAYS = (
     "bulk",
     "async",
     "threads",
-    "reservation",
 )
 
 #: Rows of a cell, and the place of the row that is refused.
@@ -67,12 +66,6 @@ class Cell:
         return self.answer in ABOUT_THE_ROW
 
     @property
-    def ends_the_transaction(self) -> bool:
-        """Whether the answer rolls back everything; SQLite does that if a write is interrupted."""
-        is_interrupt = connection.vendor == "sqlite" and self.answer == "cancel"
-        return is_interrupt or self.answer == "lost"
-
-    @property
     def in_transaction(self) -> bool:
         return self.delivery == T
 
@@ -80,6 +73,11 @@ class Cell:
     def has_claim(self) -> bool:
         """Whether a mark is written that ``reset`` takes off again."""
         return self.delivery == MOST or (self.delivery == LEAST and self.stage == "put-back")
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether what becomes of the row is never recorded, because that is refused for good."""
+        return self.lasts and self.is_about_the_row and self.fails
 
     @property
     def fails(self) -> bool:
@@ -95,17 +93,25 @@ WHY_NOT: dict[str, Callable[[Cell], bool]] = {
     "what passes is tried again for as long as the lease lives": lambda cell: (
         cell.lasts and not cell.is_about_the_row and cell.stage not in ("claim", "mark")
     ),
+    "constants of a kind that no row takes end a run before its first handler": lambda cell: (
+        cell.answer == "data"
+        and (cell.place == 0 or cell.way == "groups")
+        and cell.stage not in (*ASKED, "record")
+    ),
+    "a lock that is never free holds up all rows of a claim": lambda cell: (
+        cell.lasts and cell.answer in ("lock", "deadlock")
+    ),
     "its rows have no mark": lambda cell: (
         cell.in_transaction and cell.stage in ("mark", "renewal", "put-back")
     ),
     "its handlers work in the transaction that has the lock": lambda cell: (
-        cell.in_transaction and cell.way in ("async", "threads", "reservation")
+        cell.in_transaction and cell.way in ("async", "threads")
     ),
     "an error of one call would leave all its rows in doubt": lambda cell: (
         cell.delivery == MOST and cell.way == "bulk"
     ),
     "a heartbeat renews the leases of a run's handlers": lambda cell: (
-        cell.stage == "renewal" and (cell.delivery != LEAST or cell.way == "reservation")
+        cell.stage == "renewal" and cell.delivery != LEAST
     ),
     "only a row that is tried again is put back": lambda cell: (
         cell.stage == "put-back" and not (cell.delivery == LEAST or cell.retries)

@@ -8,7 +8,7 @@ from typing import Any
 from tests.contract.support import errands as the
 from tests.models import Errand
 
-from .cells import MOST, ROWS, TIMES, Cell
+from .cells import LEAST, MOST, ROWS, TIMES, Cell
 from .faults import fired, injected
 from .ways import ATTEMPTS, Came, Subject
 
@@ -43,9 +43,10 @@ def _until_still(subject: Subject) -> list[Came]:
         assert not _done() & {*came.failures}, (came, "is done, and was reported as failed")
         Errand.objects.filter(leased_until__isnull=False).update(leased_until=LAPSED)
         calls = subject.calls.copy()
-        if not subject.cell.retries:
-            del calls[subject.cell.place]  # it is tried in every run
-        now = [0 if subject.cell.lasts else fired(), calls, *_state()]
+        cell = subject.cell
+        if not cell.retries or cell.is_unrecorded:
+            del calls[cell.place]  # it is tried in every run
+        now = [0 if cell.lasts else fired(), calls, *_state(without=cell.is_unrecorded)]
         if now == before:
             return runs
         before = now
@@ -56,8 +57,10 @@ def _done() -> set[Any]:
     return {*Errand.objects.filter(done=True).values_list("pk", flat=True)}
 
 
-def _state() -> list[Any]:
-    names = ("pk", "done", "dead", "claimed", "leased_until", "attempts", "last_error")
+def _state(*, without: bool) -> list[Any]:
+    """Return the rows; ``without``: their attempts, which each claim of a lease counts."""
+    names = ["pk", "done", "dead", "claimed", "leased_until", "last_error"]
+    names += [] if without else ["attempts"]
     return [*Errand.objects.order_by("pk").values_list(*names)]
 
 
@@ -67,39 +70,45 @@ def _judge_others(cell: Cell, subject: Subject, runs: list[Came], rows: dict[int
     left = [place for place in others if not rows[place].done or _is_marked(rows[place])]
     assert not left, f"rows {left} are not done: {runs}"
     assert all(subject.calls[place] >= 1 for place in others)
-    if not cell.in_transaction or (cell.fails and not cell.ends_the_transaction):
+    if not cell.in_transaction:
         again = [place for place in others if subject.calls[place] > 1]
         assert not again, f"rows {again} were handled again: {runs}"
     assert not [each for each in runs if {*each.failures} - {rows[cell.place].pk}], runs
 
 
-def _judge_record(cell: Cell, calls: int, redone: int, row: Errand, said: Any) -> None:
+def _judge_record(cell: Cell, calls: int, more: int, row: Errand, said: Any) -> None:
     """Judge what is recorded of a row that failed for the last time, or is in doubt."""
     if cell.stage in ("flip", "look") and cell.delivery == MOST:
         assert row.claimed, said
         assert calls == 1, said
         return
-    if cell.stage == "put-back" and cell.delivery == MOST and cell.is_about_the_row:
-        assert (row.claimed, row.attempts, calls) == (True, 1, 1), said
-        assert row.claimed_at is not None, said
-        return
     assert row.attempts == ATTEMPTS, said
-    if cell.stage != "put-back" or not cell.is_about_the_row:
-        assert row.dead or cell.stage == "dead letter", said
-        assert row.last_error or cell.stage == "record", said
-        # The values of ``failed`` take a claimed row out of pending, and leave it claimed.
-        assert row.claimed == (cell.delivery == MOST), said
-        assert row.leased_until is None, said
-        # Without its time a person would not see a row that is in doubt.
-        assert (row.claimed_at is not None) == (row.claimed and not row.dead), said
+    assert row.dead or cell.stage == "dead letter", said
+    assert row.last_error or cell.stage == "record", said
+    # The values of ``failed`` take a claimed row out of pending, and leave it claimed.
+    assert row.claimed == (cell.delivery == MOST), said
+    assert row.leased_until is None, said
+    # Without its time a person would not see a row that is in doubt.
+    assert (row.claimed_at is not None) == (row.claimed and not row.dead), said
     if cell.fails:
-        assert ATTEMPTS <= calls <= ATTEMPTS + redone, said
+        assert ATTEMPTS <= calls <= ATTEMPTS + more, said
 
 
-def _was_skipped(cell: Cell, runs: list[Came]) -> bool:
+def _judge_unrecorded(cell: Cell, calls: int, row: Errand, said: Any) -> None:
+    """Judge a row that has failed, and of which that cannot be written."""
+    if cell.delivery == MOST:
+        assert row.claimed, said
+        assert row.claimed_at is not None, said
+        assert 1 <= calls <= ATTEMPTS, said
+    elif cell.delivery == LEAST:
+        assert 1 <= calls <= ATTEMPTS, said  # they are counted by its claims
+    else:
+        assert calls >= 1, said
+
+
+def _was_skipped(runs: list[Came]) -> bool:
     """Return whether the claim was left to a later pass, as that of a locked row is."""
-    # A caller gets other rows, and no report.
-    return cell.way == "reservation" or all(each.others == {"skipped": 1} for each in runs)
+    return all(each.others == {"skipped": 1} for each in runs)
 
 
 def _is_marked(row: Errand) -> bool:
@@ -108,8 +117,9 @@ def _is_marked(row: Errand) -> bool:
 
 def _judge_refused(cell: Cell, subject: Subject, runs: list[Came], row: Errand) -> None:
     calls, said = subject.calls[cell.place], (subject.calls, runs, vars(row))
-    redone = sum(each.redone for each in runs)
-    failed = sum(each.failed for each in runs)
+    more = sum(each.redone for each in runs)
+    if cell.fails and cell.in_transaction and not cell.lasts:
+        more += TIMES  # an attempt whose record is refused is logged, and counts nowhere
     most = ATTEMPTS
     if not (cell.lasts or cell.fails):
         assert row.done, said
@@ -117,17 +127,25 @@ def _judge_refused(cell: Cell, subject: Subject, runs: list[Came], row: Errand) 
         assert calls >= 1, said
         if cell.stage in ("flip", "look") and not cell.in_transaction:
             most = 1
-            assert not failed, said
+            assert not sum(each.failed for each in runs), said
     elif cell.stage == "renewal":
         return
     else:
         assert not row.done, said
-        assert failed or _was_skipped(cell, runs), said
-        if not cell.retries:
-            most = len(runs)  # it is tried in each of them
-        elif cell.stage == "mark" and cell.is_about_the_row:
-            # Its handler is not called, and nothing is charged.
-            assert (row.attempts, row.dead, calls) == (0, False, 0), said
-        elif cell.stage != "claim" and (cell.is_about_the_row or cell.fails):
-            _judge_record(cell, calls, redone, row, said)
-    assert subject.calls.total() <= ROWS - 1 + most + redone, said
+        assert sum(each.failed for each in runs) or _was_skipped(runs), said
+        if not cell.retries or cell.is_unrecorded:
+            most = max(most, len(runs))  # it is tried in each of them
+        if cell.retries:
+            _judge_left(cell, calls, more, row, said)
+    assert subject.calls.total() <= ROWS - 1 + most + more, said
+
+
+def _judge_left(cell: Cell, calls: int, more: int, row: Errand, said: Any) -> None:
+    """Judge a row of a processor with a ``retry`` that is not done in the end."""
+    if cell.stage == "mark" and cell.is_about_the_row:
+        # Its handler is not called, and nothing is charged.
+        assert (row.attempts, row.dead, calls) == (0, False, 0), said
+    elif cell.is_unrecorded:
+        _judge_unrecorded(cell, calls, row, said)
+    elif cell.stage != "claim" and (cell.is_about_the_row or cell.fails):
+        _judge_record(cell, calls, more, row, said)

@@ -1,4 +1,4 @@
-"""A processor for each cell, and one run of it, or one hand-out of all its rows."""
+"""A processor for each cell, and one run of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from django.db import connection
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from dcl_processor import Lease, Retry, batch_processor
-from dcl_processor.signals import row_finished
 from tests.models import Errand
 from tests.waiting import until
 
-from .cells import LEAST, ROWS, TIMES, Cell
+from .cells import LEAST, TIMES, Cell
 from .faults import ASKED, fired
 
 ATTEMPTS = 3
@@ -48,8 +47,6 @@ class Subject:
         self.processor = batch_processor(**self._options())(self._handler())
 
     def run(self) -> Came:
-        if self.cell.way == "reservation":
-            return self._hand_out()
         options: dict[str, Any] = {"concurrency": 3} if self.cell.way == "threads" else {}
         if self.cell.lasts:
             options["wait_for_locked"] = 0
@@ -140,26 +137,3 @@ class Subject:
             **options,
             "done": (lambda row: {**done, "result": str(row.place)}) if own else done,
         }
-
-    # --- reservations
-
-    def _hand_out(self) -> Came:
-        """Have all rows handed out, and settled by the caller, who sees the failures of these."""
-        came = Came()
-
-        def finished(pk: Any, outcome: str, **_: Any) -> None:
-            came.processed += outcome == "processed"
-            came.failed += outcome == "failed"
-            came.failures += [pk] if outcome == "failed" else []
-
-        row_finished.connect(finished)
-        try:
-            for one in self.processor.reserve(ROWS):
-                try:
-                    with one:
-                        self._handle(one.row)
-                except Exception as error:  # noqa: BLE001  # as the caller sees it
-                    came.errors.append(error)
-        finally:
-            row_finished.disconnect(finished)
-        return came
