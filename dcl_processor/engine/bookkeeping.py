@@ -33,7 +33,7 @@ from dcl_processor.report.values import Values, is_constant
 from dcl_processor.sql.steps import Write
 
 #: The errors of a flip from which Django cannot build a statement.
-UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError)
+UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError, OverflowError)
 
 
 def invalid_done(label: str, error: BaseException) -> InvalidDone:

@@ -34,6 +34,7 @@ from dcl_processor.engine.calls import (
 )
 from dcl_processor.engine.resource import Resource
 from dcl_processor.options.options import Definition
+from dcl_processor.pending import steady as time
 from dcl_processor.report.outcomes import Failed, Handled
 from dcl_processor.sql.errors import AWAY, is_back
 
@@ -191,14 +192,15 @@ class Loop:
         self._under_way: set[Call] = set()
         self._spoilt: set[Call] = set()
         self._loop = asyncio.new_event_loop()
+        self._loop.time = time.monotonic  # type: ignore[method-assign]  # also in a test of the user's
         self._uses_database = self._is_cancelled = self._is_over = False
         # Not the caller's context: its only thread for database calls may wait for the run.
         self._sensitive = ThreadSensitiveContext()
         self._context = Context()
         self._context.run(SyncToAsync.thread_sensitive_context.set, self._sensitive)
-        settings = translation.get_language(), timezone.get_current_timezone()
+        self._settings = translation.get_language(), timezone.get_current_timezone()
         self._thread = threading.Thread(
-            target=self._work, args=settings, name=f"{processor.name}: loop", daemon=True
+            target=self._work, name=f"{processor.name}: loop", daemon=True
         )
 
     @property
@@ -208,14 +210,13 @@ class Loop:
     def _connected(self, **_: Any) -> None:
         self._uses_database = True
 
-    def _work(self, language: str, zone: Any) -> None:
-        with translation.override(language), timezone.override(zone):
-            asyncio.set_event_loop(self._loop)
-            while not self._is_over:
-                # A task of a handler's own that calls sys.exit() ends the loop, and no other row.
-                with suppress(BaseException):
-                    self._loop.run_forever()
-            self._loop.close()
+    def _work(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while not self._is_over:
+            # A task of a handler's own that calls sys.exit() ends the loop, and no other row.
+            with suppress(BaseException):
+                self._loop.run_forever()
+        self._loop.close()
 
     def _run(self, coroutine: Any) -> Any:
         return self._start(coroutine).result()
@@ -243,7 +244,9 @@ class Loop:
     async def _handle(self, call: Call, resource: Resource) -> None:
         self._under_way.add(call)
         try:
-            result: Any = await self._handler.call_async(call.rows, resource.arguments)
+            language, zone = self._settings
+            with translation.override(language), timezone.override(zone):
+                result: Any = await self._handler.call_async(call.rows, resource.arguments)
             if self._uses_database and await sync_to_async(left_open)(set()):
                 # Race: flip without work. The others share the connection, and so its transaction.
                 self._spoilt |= self._under_way

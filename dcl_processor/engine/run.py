@@ -166,8 +166,11 @@ class Run(Context):
                 else:
                     break
             self.source.finish()
-        finally:
-            self._close()
+        except BaseException as error:
+            is_interrupted = not isinstance(error, Exception) or ends_the_run(error)
+            self._close(is_interrupted=is_interrupted)
+            raise
+        self._close(is_interrupted=False)
 
     def _attempt(self, batch: Any) -> None:
         """Deliver a batch; an error is the failure of one of its rows."""
@@ -193,7 +196,7 @@ class Run(Context):
         if self.notes is not None:
             self.notes.close()
 
-    def _close(self) -> None:
+    def _close(self, *, is_interrupted: bool) -> None:
         """End what is open; after an interrupt this is all that is done."""
         self.is_closing = True
         try:
@@ -206,6 +209,8 @@ class Run(Context):
                 while self.calls and (ended := self.executor.collect(0)):
                     settle_call(self, *ended)  # a thread's handler that has ended meanwhile
                 write_settled(self)
+                while self.unsettled and not is_interrupted:
+                    settle_next(self)
             finally:
                 if self.heartbeat is not None:
                     self.heartbeat.close()

@@ -121,7 +121,9 @@ class Source:
                 return None
             waiting, self._only = self._leftover, self._leftover[0]
         is_alone = waiting is not self._waiting
-        size = 1 if is_alone or self._host.counters.refusals else min(room, len(waiting))
+        # A claim that was not answered is repeated row by row: one of them may be the cause.
+        is_single = is_alone or self._is_returning or self._host.counters.refusals
+        size = 1 if is_single else min(room, len(waiting))
         most = self._host.limits.rows
         if most is not None:
             size = min(size, most - self._host.counters.handled - len(self.in_flight))

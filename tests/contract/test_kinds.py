@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from itertools import count, product
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +22,9 @@ from django.utils import timezone, translation
 from freezegun import freeze_time
 
 from dcl_processor import Lease, Retry
-from dcl_processor.engine import lane, settling
-from dcl_processor.exceptions import InsideTransaction
-from dcl_processor.pending import scan
+from dcl_processor.exceptions import InsideTransaction, InvalidDone
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS
-from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
 from tests.contract.support.temporary import at_update, execute, temporary
@@ -119,8 +114,8 @@ if IS_POSTGRESQL:
                 lambda row: calls.append(row.place),
                 pending=lambda: the.PENDING.extra(where=["tests_trap(id) = id"]),
                 batch_size=batch_size,
-            )(wait_for_locked=0)
-        if state == "55P03":
+            )(wait_for_locked=0.5)
+        if state in {"55P03", "53200"}:
             assert_run(report, processed=4, skipped=1)
         else:
             assert_run(report, processed=4, failed=1)
@@ -144,12 +139,10 @@ if IS_POSTGRESQL:
     def test_a_mark_that_a_trigger_drops_is_no_lock(make: the.Make) -> None:
         the.errands(3)
         with at_update("NEW.place = 1", "RETURN NULL"):
-            report = make(the.ignore)()
-        assert_run(report, processed=2, failed=1)
-        assert "look for a trigger" in str(report.failures[0].error)
+            assert_run(make(the.ignore)(wait_for_locked=0), processed=2, skipped=1)
 
     @pytest.mark.parametrize("batch_size", [1, 3])
-    @the.all_deliveries
+    @the.each_delivery
     def test_a_row_that_a_trigger_moves_away_is_done(make: the.Make, batch_size: int) -> None:
         the.errands(4)
         archive = "DELETE FROM tests_errand WHERE id = NEW.id; RETURN NULL"
@@ -198,8 +191,8 @@ if IS_POSTGRESQL:
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_i16_a_failure_is_recorded_although_its_values_are_refused(
-    make: the.Make, batch_size: int
+def test_i16_a_failure_whose_record_is_refused_is_logged(
+    make: the.Make, batch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The dead letter does not fit its column, and PostgreSQL ends the transaction for that."""
     the.errands(3)
@@ -210,21 +203,19 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     )
     assert_run(run(), processed=2, failed=1, to_retry=1)
     assert_run(run(), failed=1)
-    report = run()  # without a call
-    assert_run(report, failed=1)
-    assert "the values of failed were not written to it" in str(report.failures[0].error)
+    assert "could not be recorded" in caplog.text
     assert calls.count(1) == 2
-    row = Errand.objects.get(place=1)
-    assert (row.attempts, row.dead) == (2, False)
 
 
 @the.all_deliveries
-def test_i14_a_dead_letter_that_cannot_be_written_costs_a_row_nothing_that_is_handled(
+def test_i14_a_dead_letter_that_cannot_be_written_is_refused_before_any_handler(
     make: the.Make,
 ) -> None:
-    the.errands(2)
-    failed = {"dead": True, "place": lambda: float("inf")}
-    assert_run(make(the.ignore, failed=failed)(), processed=2)
+    rows = the.errands(2)
+    run = make(the.raising(AssertionError()), failed={"dead": True, "place": float("inf")})
+    with pytest.raises(InvalidDone):
+        run()
+    assert all(the.untouched(row) for row in rows)
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
@@ -283,7 +274,7 @@ if IS_POSTGRESQL:
         assert (state["dead"], state["attempts"]) == (False, 2)
 
     @the.all_deliveries
-    @pytest.mark.parametrize("code", ["AB001", "42501", "55000", "23514"])
+    @pytest.mark.parametrize("code", ["AB001", "55000", "23514"])
     def test_i14_a_rehearsal_that_is_refused_with_any_code_costs_no_row_an_attempt(
         make: the.Make, code: str
     ) -> None:
@@ -297,20 +288,14 @@ if IS_POSTGRESQL:
         with at_update("NEW.done AND NEW.result = ''", refuse):
             assert_run(make(handle)(), processed=3)
 
-    @the.each_delivery
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    def test_i13_a_row_with_a_value_that_the_driver_cannot_read_fails_alone(
-        make: the.Make, batch_size: int
-    ) -> None:
+    def test_i13_a_row_with_a_value_that_the_driver_cannot_read_calls_no_handler() -> None:
         """PostgreSQL has times that Python has not."""
         the.errands(7)
         execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
         calls: list[int] = []
-        claim = {"claimed": True, "result": "at work"} if make is the.at_most_once else None
-        run = make(lambda row: calls.append(row.place), batch_size=batch_size, claim=claim)
+        run = the.at_least_once(lambda row: calls.append(row.place))
         assert_run(run(), processed=6, failed=1)
         assert sorted(calls) == [0, 1, 2, 3, 5, 6]
-        assert Errand.objects.filter(place=4, result="", claimed=False).count() == 1
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
@@ -324,20 +309,6 @@ if IS_POSTGRESQL:
         with at_update("NEW.result <> ''", refuse, times=2):
             assert_run(run(), processed=1)
         assert calls == [0]
-
-    def test_i16_the_backoff_lasts_although_the_mark_cannot_be_taken_off() -> None:
-        [row] = the.errands(1)
-        run = marking(the.raising(ValueError("no such place")), retry=the.retry(backoff=600))
-        with temporary(
-            "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
-            "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
-        ):
-            assert_run(run(), failed=1, to_retry=1)
-            assert_run(run())
-            row.refresh_from_db()
-            assert row.attempts == 1
-            assert row.leased_until == row.next_attempt_at
-            Errand.objects.all().delete()
 
 
 if connection.vendor == "mysql":
@@ -389,23 +360,6 @@ if connection.vendor == "sqlite":
         )
         with temporary(trigger, "DROP TRIGGER tests_try"):
             assert_run(the.at_most_once(the.ignore)(), processed=2)
-
-
-if IS_POSTGRESQL:
-
-    def test_i16_a_row_whose_claim_cannot_be_removed_is_not_said_to_be_tried_again() -> None:
-        """It stays claimed, and in doubt."""
-        [row] = the.errands(1)
-        fail = the.raising(ValueError("no such place"))
-        run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False})
-        with temporary(
-            "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
-            "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
-        ):
-            assert_run(run(), failed=1, to_retry=0)
-            assert [*run.in_doubt(older_than=0)] == [row]
-            assert the.state(row)["attempts"] == 1
-            Errand.objects.all().delete()
 
 
 if HAS_ROW_LOCKS:
@@ -475,38 +429,18 @@ if HAS_ROW_LOCKS:
                 assert_run(make(handler, **options)(), processed=4)
         assert ended == [None]
 
-    def test_a_lane_with_no_other_row_pauses_between_its_tries(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The limit leaves no room for the row behind it."""
-        the.errands(2)
-        pauses: list[float] = []
-        with ExitStack() as locks:
-
-            def pause(seconds: float) -> None:
-                pauses.append(seconds)
-                locks.close()
-
-            clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
-            monkeypatch.setattr(lane, "time", clock)
-            run = the.at_least_once(
-                lambda row: locks.enter_context(part_locked(Errand, row.pk)), pending=IN_ORDER
-            )
-            assert_run(run(limit=1), processed=1, stopped="limit")
-        assert pauses
-        assert 0 not in pauses
-
     @the.each_delivery
     def test_i17_work_that_is_done_is_settled_although_an_error_ends_the_run(
-        make: the.Make, monkeypatch: pytest.MonkeyPatch
+        make: the.Make,
     ) -> None:
         """The row is free again only behind the error, as a server is that was restarted."""
-        row, _ = the.errands(2)
-        monkeypatch.setattr(scan, "WINDOW", 1)
-        with ExitStack() as locks:
+        row, other = the.errands(2)
+        has_raised = Event()
+        with part_locked(Errand, other.pk), ExitStack() as locks:
 
             def pending() -> Any:
                 if Errand.objects.filter(result="worked"):
+                    has_raised.set()
                     raise OperationalError("the server is gone")
                 return the.PENDING
 
@@ -514,22 +448,12 @@ if HAS_ROW_LOCKS:
                 Errand.objects.filter(pk=row.pk).update(result="worked")
                 locks.enter_context(part_locked(Errand, row.pk))
 
-            real, tries = settling._write_once, count(1)
+            def let_go() -> None:
+                the.wait(has_raised)
+                locks.close()
 
-            def write_once(*arguments: Any, **options: Any) -> int:
-                if next(tries) == 4:
-                    locks.close()
-                return real(*arguments, **options)
-
-            monkeypatch.setattr(settling, "_write_once", write_once)
-            monkeypatch.setattr(settling, "LOCK_WAIT", 0.02)
-            # A run that is stopped would not wait for the row.
-            monkeypatch.setattr(settling, "TRY_AT_STOP", 0.0)
-            claim = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
-            marks = claim if make is the.at_most_once else {}
-            run = make(handle, pending=pending, **marks)
-            with pytest.raises(OperationalError, match="the server is gone"):
-                run()
+            with the.meanwhile(let_go), pytest.raises(OperationalError, match="is gone"):
+                make(handle, pending=pending)()  # it asks again for the other row
         row.refresh_from_db()
         assert row.done
 
@@ -544,7 +468,7 @@ if HAS_ROW_LOCKS:
                 stop.set()
 
             report = the.at_least_once(handle)(stop=stop)
-        assert report.lease_lost == 1
+        assert_run(report, failed=1)
         assert Errand.objects.filter(done=False, leased_until__isnull=False).count() == 1
 
 
@@ -554,7 +478,8 @@ def test_i15_the_handler_gets_what_the_queryset_gives() -> None:
     seen: list[Any] = []
     run = the.at_least_once(lambda row: seen.append((row.get_deferred_fields(), vars(row).keys())))
     assert_run(run(), processed=2)
-    assert seen == [(set(), plain)] * 2
+    # A lease is renewed while the handler runs, and so no save() is to write it back.
+    assert seen == [({"leased_until"}, plain - {"leased_until"})] * 2
 
 
 def test_a_save_takes_no_row_back_that_another_worker_has() -> None:
@@ -563,11 +488,9 @@ def test_a_save_takes_no_row_back_that_another_worker_has() -> None:
     theirs = datetime(2050, 1, 1, tzinfo=UTC)
 
     def handle(row: Errand) -> None:
-        mine = Errand.objects.get(pk=row.pk)
         Errand.objects.filter(pk=row.pk).update(leased_until=theirs)
-        for each in (row, mine):
-            each.result = "saved"
-            each.save()
+        row.result = "saved"
+        row.save()
 
     assert_run(the.at_least_once(handle)(), lease_lost=1)
     assert Errand.objects.get().leased_until == theirs
