@@ -25,12 +25,12 @@ from dcl_processor.management import printing
 from dcl_processor.management.command_line import (
     FAILED,
     NOT_FOUND_OUT,
-    USAGE_ERROR,
     Subcommand,
     add_age,
     add_time_limit,
     choose,
     keys,
+    misuse,
     typed_values,
 )
 from dcl_processor.management.output import Output
@@ -69,65 +69,45 @@ ACTS = {
 
 
 def _add_arguments(action: str, parser: CommandParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="A processor.")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="A processor.")
     chosen = parser.add_mutually_exclusive_group(required=True)
-    named = {"nargs": "+", "action": "extend", "metavar": "PK"}
-    chosen.add_argument("--pk", help="Rows by their primary keys.", **named)
-    chosen.add_argument(
-        "--from",
-        dest="file",
-        metavar="FILE.csv",
-        help="The rows of a CSV file with a head: first their keys; further columns are values to "
-        "write (requeue: are left out).",
-    )
+    text = "Rows by their primary keys."
+    chosen.add_argument("--pk", nargs="+", action="extend", metavar="PK", help=text)
+    text = "The rows of a CSV file with a head: their keys, and columns with values to write "
+    text += "(requeue: keys alone)."
+    chosen.add_argument("--from", dest="file", metavar="FILE.csv", help=text)
     add_age(chosen, "Rows whose claim is older than this, and was never settled")
-    chosen.add_argument(
-        "--given-up", action="store_true", help="Rows that failed for good, or were discarded."
-    )
-    parser.add_argument(
-        "--error",
-        metavar="CLASS",
-        help="With --given-up: only the rows whose last error is of this class; an empty text: "
-        "those without an error.",
-    )
+    text = "Rows that failed for good, or were discarded."
+    chosen.add_argument("--given-up", action="store_true", help=text)
+    text = "With --given-up: only rows whose last error is of this class; '': those without one."
+    add("--error", metavar="CLASS", help=text)
     if action != "requeue":
-        parser.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="COLUMN=VALUE",
-            help="A value to write, instead of the processor's own.",
-        )
+        text = "A value to write, instead of the processor's own."
+        add("--set", action="append", default=[], metavar="COLUMN=VALUE", help=text)
     if action == "discard":
-        parser.add_argument("--reason", default="", help="A text for the row's last error.")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="Also rows whose claim is young, and, unless they are discarded, in another state.",
-    )
+        add("--reason", default="", help="A text for the row's last error.")
+    text = "Also rows whose claim is young, and, unless they are discarded, in another state."
+    add("--force", action="store_true", help=text)
     add_time_limit(parser, besides=", and a lock of the table")
-    parser.add_argument("--dry-run", action="store_true", help="Show the rows, and change nothing.")
-    parser.add_argument(
-        "--yes", action="store_true", help="Do not ask; required without a terminal."
-    )
+    add("--dry-run", action="store_true", help="Show the rows, and change nothing.")
+    add("--yes", action="store_true", help="Do not ask; required without a terminal.")
 
 
 def _handle(action: str, options: dict[str, Any], output: Output) -> None:
     """Choose rows, show them, ask, and act."""
     (processor,) = choose([options["name"]])
     if options["error"] is not None and not options["given_up"]:
-        raise CommandError(
+        raise misuse(
             "expected --error beside --given-up, got it beside other rows; name the rows by "
-            "--given-up, or leave --error out.",
-            returncode=USAGE_ERROR,
+            "--given-up, or leave --error out."
         )
     # Python has no stdin if it was closed.
     can_ask = sys.stdin is not None and sys.stdin.isatty()
     if not (options["yes"] or options["dry_run"] or can_ask):
-        raise CommandError(
+        raise misuse(
             "expected --yes, or a terminal to confirm on, got neither; look at the rows with "
-            "--dry-run first.",
-            returncode=USAGE_ERROR,
+            "--dry-run first."
         )
     act = _Act(action, processor, options)
     act.choose()
@@ -179,24 +159,18 @@ class _Act:
         except CommandError:
             raise
         except NotRecordedError as error:
-            raise CommandError(
-                f"expected a processor that records these rows, got {self.processor.name}: "
-                f"{error}; or name the rows with --pk.",
-                returncode=USAGE_ERROR,
-            ) from error
+            expected = f"expected a processor that records these rows, got {self.processor.name}"
+            raise misuse(f"{expected}: {error}; or name the rows with --pk.") from error
+        except ImproperlyConfigured as error:
+            raise misuse(explain(error, self.processor)) from error
         except Exception as error:
-            if isinstance(error, ImproperlyConfigured):
-                said = explain(error, self.processor)
-                raise CommandError(said, returncode=USAGE_ERROR) from error
-            said = explain(error, self.processor, self.options["using"])
+            said = explain(error, self.processor, self.options["using"]).rstrip(".")
             if is_database_error(error) and is_statement_timeout(error):
-                said = (
-                    f"expected the rows within {self.options['timeout']:g} s, got no answer; raise "
-                    "--timeout, or name rows with --pk"
-                )
-            raise CommandError(
-                f"{said.rstrip('.')}; nothing was changed.", returncode=NOT_FOUND_OUT
-            ) from error
+                seconds = f"{self.options['timeout']:g} s"
+                said = f"expected the rows within {seconds}, got no answer; raise --timeout, or "
+                said += "name rows with --pk"
+            said += "; nothing was changed."
+            raise CommandError(said, returncode=NOT_FOUND_OUT) from error
 
     def _choose(self) -> None:
         from dcl_processor.insights import rows  # not for other actions
@@ -205,21 +179,15 @@ class _Act:
         question = rows.question_of(processor, options["using"])
         self.table = question.table
         self._read_values(question.model)
-        # The action's own refusals come before the first question.
-        for values in self.own.values() or [self.values]:
-            self._write(self.table.none(), values)
+        # The action's own refusals come before the first question. Each row has the same columns.
+        values = next(iter(self.own.values()), self.values)
+        self._write(self.table.none(), values)
         wanted = [*self.own] or None
         if options["pk"] is not None:
             wanted = keys(processor, options["pk"], using=options["using"])
         with reading(question.using, options["timeout"]):
-            found = rows.chosen(
-                processor,
-                question,
-                keys=wanted,
-                in_doubt=options["in_doubt"],
-                kind=options["error"],
-            )
-            values = next(iter(self.own.values()), self.values)
+            in_doubt, kind = options["in_doubt"], options["error"]
+            found = rows.chosen(processor, question, keys=wanted, in_doubt=in_doubt, kind=kind)
             self.choice = self._write(found, values).choose()
         there = {*self.choice.rows}.union(*self.choice.left.values())
         if missing := [pk for pk in dict.fromkeys(wanted or ()) if pk not in there]:
@@ -230,10 +198,7 @@ class _Act:
         for text in self.options.get("set", []):
             name, equals, value = text.partition("=")
             if not equals:
-                raise CommandError(
-                    f"expected --set COLUMN=VALUE, got {text!r} without '='.",
-                    returncode=USAGE_ERROR,
-                )
+                raise misuse(f"expected --set COLUMN=VALUE, got {text!r} without '='.")
             texts.append((name, value))
         self.values = typed_values(model, texts, "--set COLUMN=VALUE")
         if (path := self.options["file"]) is None:
@@ -291,20 +256,12 @@ class _Act:
 
     def _record(self, trouble: str) -> None:
         """Record who has written what to which rows, in the log and in the ledger."""
-        values = (
-            [*self.options.get("set", ())]
-            if not any(self.own.values())
-            else [
-                f"{printing.first_keys([pk])}: "
-                + ", ".join(f"{name}={value}" for name, value in self.own[pk].items())
-                for pk in self.done.written[: printing.SHOWN]
-            ]
-        )
-        texts = {
-            "values": shown(", ".join(values), LONGEST),
-            "reason": shown(self.options.get("reason", ""), LONGEST),
-            "error": shown(trouble, LONGEST),
-        }
+        values = [*self.options.get("set", ())]
+        if any(self.own.values()):
+            some = self.done.written[: printing.SHOWN]
+            values = [f"{printing.first_keys([pk])}: {_joined(self.own[pk])}" for pk in some]
+        texts = {"values": ", ".join(values), "reason": self.options.get("reason", "")}
+        texts = {name: shown(text, LONGEST) for name, text in {**texts, "error": trouble}.items()}
         by, keys_ = this_user(), printing.first_keys(self.done.written)
         name, number = self.processor.name, len(self.done.written)
         logger.info(
@@ -371,11 +328,12 @@ def _read(path: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _unreadable(path: str, got: str) -> CommandError:
-    return CommandError(
-        f"expected --from to name a CSV file with the head 'key', and columns to write, and each "
-        f"row once, got {got} in {path}.",
-        returncode=USAGE_ERROR,
-    )
+    expected = "expected --from to name a CSV file with the head 'key', columns to write, and each "
+    return misuse(f"{expected}row once, got {got} in {path}.")
+
+
+def _joined(values: Values) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 ACTIONS = [

@@ -22,6 +22,7 @@ from dcl_processor.management.command_line import (
     add_time_limit,
     choose,
     keys,
+    misuse,
     named_or_all,
 )
 from dcl_processor.management.output import Output
@@ -44,17 +45,16 @@ SHOWN = {"given_up": "failed for good", "due": "to be tried now", "later": "wait
 # --- list and status
 
 
+def _add_list(parser: CommandParser) -> None:
+    add_time_limit(parser, default=LIST_TIMEOUT)
+
+
 def _add_status(parser: CommandParser) -> None:
     add_names(parser)
-    parser.add_argument(
-        "--fail-if",
-        action="append",
-        type=conditions.parse,
-        default=[],
-        metavar="CONDITION",
-        help="End with 1 if this holds for a processor, such as 'in_doubt>0' or 'oldest>15m'; ask "
-        "only for what the conditions need.",
-    )
+    text = "End with 1 if this holds for a processor, such as 'in_doubt>0' or 'oldest>15m'; ask "
+    text += "only for what the conditions need."
+    how: dict[str, Any] = {"action": "append", "default": [], "metavar": "CONDITION"}
+    parser.add_argument("--fail-if", type=conditions.parse, help=text, **how)
     add_age(parser, "The age from which a claim counts as in doubt")
     add_time_limit(parser)
 
@@ -62,7 +62,7 @@ def _add_status(parser: CommandParser) -> None:
 def _list(options: dict[str, Any], output: Output) -> None:
     """Show each processor in a line, in the order of the apps."""
     chosen, left_out = named_or_all([])
-    found = _ask(chosen, options)
+    found = _ask(chosen, options, in_lines=True)
     about = printing.first_lines(chosen)
     _answer(output, found, printing.table(found, printing.OF_LIST, about), left_out)
 
@@ -73,7 +73,8 @@ def _status(options: dict[str, Any], output: Output) -> None:
 
     wanted: list[conditions.Condition] = options["fail_if"]
     chosen, left_out = named_or_all(options["names"])
-    found = _ask(chosen, options, wanted)
+    in_lines = not (options["names"] or output.as_json)
+    found = _ask(chosen, options, wanted, in_lines=in_lines)
     met = [*conditions.met(found, wanted)]
     lines: Iterable[str] = ()
     if not wanted and options["names"]:
@@ -88,13 +89,13 @@ def _ask(
     chosen: Iterable[BatchProcessor[Any]],
     options: dict[str, Any],
     wanted: Iterable[conditions.Condition] = (),
+    *,
+    in_lines: bool,
 ) -> list[Status]:
     from dcl_processor.insights import status as insights  # not for a run
     from dcl_processor.operator.backlog import MOST
 
     only = [each.name for each in wanted]
-    if not only and not options.get("names") and not options["json"]:
-        only = list(insights.LINE)
     numbers = (int(each.bound) for each in wanted if each.name in conditions.NUMBERS)
     ask = partial(
         insights.status,
@@ -103,7 +104,7 @@ def _ask(
         doubt_after=options.get("in_doubt"),
         # Counted far enough to compare.
         most=max(MOST, *numbers, 0),
-        only=only or None,
+        only=only or (insights.LINE if in_lines else None),
         # A database that does not answer is asked once.
         down={},
     )
@@ -147,13 +148,10 @@ def _add_rows(parser: CommandParser) -> None:
     state = parser.add_mutually_exclusive_group(required=True)
     add_age(state, "Rows whose claim was never settled, from this age")
     for name, what in SHOWN.items():
-        flag = f"--{name.replace('_', '-')}"
-        state.add_argument(
-            flag, action="store_const", dest="state", const=name, help=f"Rows {what}."
-        )
-    parser.add_argument(
-        "--error", metavar="CLASS", help="Only rows whose last error is of this class."
-    )
+        how = {"action": "store_const", "dest": "state", "const": name}
+        state.add_argument(f"--{name.replace('_', '-')}", help=f"Rows {what}.", **how)
+    text = "Only rows whose last error is of this class."
+    parser.add_argument("--error", metavar="CLASS", help=text)
     parser.add_argument("--csv", action="store_true", help="Print CSV, with a head.")
     add_time_limit(parser)
 
@@ -164,7 +162,7 @@ def _rows(options: dict[str, Any], output: Output) -> None:
 
     (processor,) = choose([options["name"]])
     if options["csv"] and output.as_json:
-        raise CommandError("expected --csv or --json, got both.", returncode=USAGE_ERROR)
+        raise misuse("expected --csv or --json, got both.")
     ask = partial(
         listed,
         processor,
@@ -219,9 +217,8 @@ def _comma_separated(row: Listed) -> str:
 
 def _add_row(parser: CommandParser) -> None:
     parser.add_argument("name", metavar="NAME", help="A processor.")
-    parser.add_argument(
-        "pk", metavar="PK", help="A primary key; write a composite one with commas."
-    )
+    text = "A primary key; write a composite one with commas."
+    parser.add_argument("pk", metavar="PK", help=text)
     add_time_limit(parser)
 
 
@@ -293,38 +290,14 @@ def _examine(options: dict[str, Any], output: Output) -> None:
         raise CommandError("not everything could be found out.", returncode=NOT_FOUND_OUT)
 
 
-def _add_list(parser: CommandParser) -> None:
-    add_time_limit(parser, default=LIST_TIMEOUT)
-
-
 ACTIONS = [
     Subcommand(name, text, add, handle, lost=NOT_FOUND_OUT)
-    for name, text, add, handle in (
-        (
-            "list",
-            "Show each processor with its pending rows, their age, and its state.",
-            _add_list,
-            _list,
-        ),
-        (
-            "status",
-            "Show what waits, what is in progress, and what is stuck, since when and why.",
-            _add_status,
-            _status,
-        ),
-        ("rows", "Show all rows in a state: key, since when, attempts, error.", _add_rows, _rows),
-        ("show", "Show why a row is handled, or not.", _add_row, _show),
-        (
-            "explain",
-            "Show the SQL of a processor, the plan of its read, and the index that serves it.",
-            _add_named,
-            _explain,
-        ),
-        (
-            "doctor",
-            "Examine what processors need of their databases, tables and options.",
-            _add_examined,
-            _examine,
-        ),
+    for name, add, handle, text in (
+        ("list", _add_list, _list, "Show each processor with its pending rows, age and state."),
+        ("status", _add_status, _status, "Show what waits and what is stuck, since when and why."),
+        ("rows", _add_rows, _rows, "Show all rows in a state: key, since when, attempts, error."),
+        ("show", _add_row, _show, "Show why a row is handled, or not."),
+        ("explain", _add_named, _explain, "Show the SQL, its plan, and the index for it."),
+        ("doctor", _add_examined, _examine, "Examine databases, tables and options."),
     )
 ]

@@ -64,7 +64,12 @@ class OneSentenceParser(CommandParser):
         sentence = f"{message.rstrip('.')}; see {self.prog} --help."
         if self.called_from_command_line:
             self.exit(USAGE_ERROR, f"CommandError: {sentence}\n")
-        raise CommandError(sentence, returncode=USAGE_ERROR)
+        raise misuse(sentence)
+
+
+def misuse(sentence: str) -> CommandError:
+    """Return the error of a wrong command line."""
+    return CommandError(sentence, returncode=USAGE_ERROR)
 
 
 def base_options() -> OneSentenceParser:
@@ -73,21 +78,16 @@ def base_options() -> OneSentenceParser:
     No option has a default, so that the same option before the action keeps its value.
     """
     options = OneSentenceParser(add_help=False, argument_default=argparse.SUPPRESS)
-    options.add_argument(
-        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks, too."
-    )
+    add, hidden = options.add_argument, argparse.SUPPRESS
+    text = "0: errors only; 2: tracebacks, too."
+    add("-v", "--verbosity", type=int, choices=range(4), help=text)
     # Django's own option would show, for a failed row, a traceback of this command.
-    options.add_argument(
-        "--traceback",
-        action="store_true",
-        dest="tracebacks",
-        help="Show the traceback of each failure.",
-    )
-    # Django reads these before it loads the command.
-    for name in ("--settings", "--pythonpath"):
-        options.add_argument(name, help=argparse.SUPPRESS)
+    text = "Show the traceback of each failure."
+    add("--traceback", action="store_true", dest="tracebacks", help=text)
+    for name in ("--settings", "--pythonpath"):  # Django reads them before it loads the command
+        add(name, help=hidden)
     for name in ("--no-color", "--force-color"):
-        options.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        add(name, action="store_true", help=hidden)
     return options
 
 
@@ -115,24 +115,18 @@ def choose(
     """
     try:
         if bool(names) == run_all:
-            got = "both" if names else "neither"
-            known = ", ".join(registry.processors()) or "none"
-            raise CommandError(
-                f"expected names of processors or --all, got {got}; the processors are {known}.",
-                returncode=USAGE_ERROR,
-            )
+            got, known = "both" if names else "neither", ", ".join(registry.processors())
+            expected = "expected names of processors or --all"
+            raise misuse(f"{expected}, got {got}; the processors are {known or 'none'}.")
         chosen = registry.get(names) if names else list(registry.processors().values())
-    except UnknownProcessor as error:
-        # It may be a processor of an app that is left out, and then the name is right.
-        code = left_out if registry.broken() else USAGE_ERROR
-        raise CommandError(str(error), returncode=code) from error
     except ProcessorError as error:
-        raise CommandError(str(error), returncode=left_out) from error
+        # It may be a processor of an app that is left out, and then the name is right.
+        is_wrong = isinstance(error, UnknownProcessor) and not registry.broken()
+        code = USAGE_ERROR if is_wrong else left_out
+        raise CommandError(str(error), returncode=code) from error
     if not chosen and not registry.broken():
-        raise CommandError(
-            "expected a processor in the processors.py of an app in INSTALLED_APPS, got none.",
-            returncode=USAGE_ERROR,
-        )
+        expected = "expected a processor in the processors.py of an app in INSTALLED_APPS"
+        raise misuse(f"{expected}, got none.")
     return chosen
 
 
@@ -160,11 +154,8 @@ def keys(
         try:
             found.append(rows.key_of(model, text))
         except (ValidationError, ValueError, TypeError) as error:
-            raise CommandError(
-                f"expected a primary key of the rows of {processor.name}, got {text!r}: "
-                f"{_said(error)}",
-                returncode=USAGE_ERROR,
-            ) from error
+            expected = f"expected a primary key of the rows of {processor.name}"
+            raise misuse(f"{expected}, got {text!r}: {_said(error)}") from error
     return found
 
 
@@ -190,9 +181,8 @@ def number_of_seconds(
         except ValueError:
             seconds = math.nan
         if not (seconds < math.inf and fits(seconds)):
-            raise argparse.ArgumentTypeError(
-                f"expected a number of seconds {words}, got {text!r}{fix}"
-            )
+            expected = f"expected a number of seconds {words}"
+            raise argparse.ArgumentTypeError(f"{expected}, got {text!r}{fix}")
         return seconds
 
     return parse
@@ -208,38 +198,24 @@ def duration(text: str) -> float:
 
 def add_age(parser: Any, text: str) -> None:
     """Add ``--in-doubt``, which without an age is the least age."""
-    parser.add_argument(
-        "--in-doubt",
-        type=duration,
-        nargs="?",
-        const=0.0,
-        metavar="OLDER",
-        help=f"{text}, such as 15m (default, and least: 60 s for each row of batch_size).",
-    )
+    text += ", such as 15m (default, and least: 60 s for each row of batch_size)."
+    add = parser.add_argument
+    add("--in-doubt", type=duration, nargs="?", const=0.0, metavar="OLDER", help=text)
 
 
-def add_time_limit(
-    parser: argparse.ArgumentParser, *, default: float = TIMEOUT, besides: str = ""
-) -> None:
+def add_time_limit(parser: Any, *, default: float = TIMEOUT, besides: str = "") -> None:
     """Add ``--timeout`` for questions to the database; ``besides``: what else it limits."""
+    text = f"Seconds that each question to the database may take{besides} (default: {default:g})."
+    add = parser.add_argument
+    add("--timeout", type=_time_limit, default=default, metavar="SECONDS", help=text)
 
-    def parse(text: str) -> float:
-        seconds = duration(text)
-        # 0 would be no limit on some databases.
-        if not SHORTEST <= seconds <= DAY:
-            raise argparse.ArgumentTypeError(
-                f"expected a time limit from {SHORTEST:g} seconds to 1d, got {text!r}"
-            )
-        return seconds
 
-    parser.add_argument(
-        "--timeout",
-        type=parse,
-        default=default,
-        metavar="SECONDS",
-        help=f"Seconds that each question to the database may take{besides} "
-        f"(default: {default:g}).",
-    )
+def _time_limit(text: str) -> float:
+    seconds = duration(text)
+    if not SHORTEST <= seconds <= DAY:  # 0 would be no limit on some databases
+        expected = f"expected a time limit from {SHORTEST:g} seconds to 1d"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
+    return seconds
 
 
 # --- values that a person typed, as the columns hold them
@@ -259,9 +235,7 @@ def typed_values(model: type[Model], texts: Iterable[tuple[str, str]], of: str) 
         try:
             values[name] = _typed(model._meta.get_field(name), text)
         except _UNUSABLE as error:
-            raise CommandError(
-                f"expected {of}, got {f'{name}={text}'!r}: {_said(error)}", returncode=USAGE_ERROR
-            ) from error
+            raise misuse(f"expected {of}, got {f'{name}={text}'!r}: {_said(error)}") from error
     return values
 
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django.core.management.base import CommandError
-
 from dcl_processor.management import printing
-from dcl_processor.management.command_line import USAGE_ERROR, duration
+from dcl_processor.management.command_line import duration, misuse
 
 if TYPE_CHECKING:
     from dcl_processor.insights.status import Status
@@ -70,10 +68,8 @@ def met(found: Sequence[Status], wanted: Sequence[Condition]) -> Iterator[str]:
         for condition in wanted:
             answer = each.answers[condition.name]
             if answer.how == "not recorded":
-                raise CommandError(
-                    f"expected a condition with an answer that {each.name} has, got "
-                    f"{condition.text!r}: {answer.why}; or name other processors.",
-                    returncode=USAGE_ERROR,
-                )
+                expected = f"expected a condition with an answer that {each.name} has"
+                got = f"got {condition.text!r}: {answer.why}; or name other processors."
+                raise misuse(f"{expected}, {got}")
             if condition.is_met(each):
                 yield f"{each.name}: {condition.text}, got {printing.answer(answer)}"
