@@ -108,12 +108,13 @@ def _leaves(
     try:
         return session.leaves(question, row.pk, [resolve(values) for values in writes if values])
     except bookkeeping.UNWRITABLE as error:
-        refused, is_final, cause = bookkeeping.invalid_done(session.label, error), True, error
+        refused = bookkeeping.invalid_done(session.label, error)
+        if is_constant:
+            raise refused from error
     except Error as error:
         refused = InvalidDone(_refused(session, question, row, named, error))
-        is_final, cause = is_refusal(error), error
-    if is_constant and is_final:
-        raise refused from cause
+        if is_constant and is_refusal(error):
+            raise refused from error
     return refused
 
 

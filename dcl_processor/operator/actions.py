@@ -33,8 +33,8 @@ LOCKED_FOR = 10.0
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
     """Return the rows that have been claimed for longer than ``older_than``, the oldest first."""
-    doubtful = states.is_in_doubt(processor, older_than)
-    return _question(processor).table.filter(doubtful).order_by(processor.claimed_at, "pk")
+    doubtful, since = states.is_in_doubt(processor, older_than), processor.claimed_at or "pk"
+    return _question(processor).table.filter(doubtful).order_by(since, "pk")
 
 
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
