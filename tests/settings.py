@@ -45,13 +45,14 @@ ROBOT_KEYS: dict[str, str] = {}
 SILENCED_SYSTEM_CHECKS = ["dcl_processor.W011", "dcl_processor.W012"]
 
 INSTALLED_APPS = [
-    "django.contrib.admin.apps.SimpleAdminConfig",
+    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "dcl_processor",
+    "dcl_processor.admin_page",
     "dcl_processor.ledger",
     "sample_app.shop",
     "tests",

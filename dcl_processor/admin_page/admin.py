@@ -10,8 +10,8 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
 from django.urls import URLPattern, path
 
-from . import permissions
-from .models import Processor
+from dcl_processor.admin_page import permissions
+from dcl_processor.admin_page.models import Processor
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Processor]
@@ -47,7 +47,7 @@ class ProcessorAdmin(Base):
     ) -> Callable[..., HttpResponseBase]:
         def view(request: HttpRequest, **named: Any) -> HttpResponseBase:
             # Workers load a project's admin as well, for its system checks, and need no views.
-            from . import views
+            from dcl_processor.admin_page import views
 
             permissions.require(may(request))
             if may is permissions.may_operate and request.method != "POST":

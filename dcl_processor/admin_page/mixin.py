@@ -20,13 +20,12 @@ from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
+from dcl_processor.admin_page import permissions
 from dcl_processor.checks.questions import check_lists
 from dcl_processor.operator.actions import values_to_put_back
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import shown
-
-from . import permissions
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
@@ -43,8 +42,8 @@ class ProcessorAdminMixin(Base):
 
     A filter by state; the columns of ``retry``, and a link that shows why a row is handled or not,
     and who holds it; the columns of ``retry``, claims, flips and leases read-only in the form of an
-    existing row; the actions "process now", "put back", "mark as done" and "discard", for users
-    with the permission ``dcl_admin.operate_processors`` and the model's own ``change``.
+    existing row; the actions "put back", "mark as done" and "discard", for users with the
+    permission ``dcl_admin.operate_processors`` and the model's own ``change``.
 
     ``processors``: processors of the model. Needs ``dcl_processor.admin_page`` in
     ``INSTALLED_APPS``; on a site where its page is not registered there are no links and no
@@ -85,7 +84,7 @@ class ProcessorAdminMixin(Base):
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         """Return the list's filters, and one by state for each processor."""
         # Workers load the project's admin, and need no answers.
-        from .changelist import state_filter
+        from dcl_processor.admin_page.lists import state_filter
 
         return [*super().get_list_filter(request), *map(state_filter, self.processors)]
 
@@ -141,13 +140,13 @@ class ProcessorAdminMixin(Base):
         return self._known(found)
 
     def _has_page(self) -> bool:
-        from .models import Processor
+        from dcl_processor.admin_page.models import Processor
 
         return bool(self.admin_site.is_registered(Processor))
 
     def _has_links(self, request: HttpRequest) -> bool:
         """Return whether the rows of this list are those that the page shows."""
-        from .choosing import elsewhere  # as above
+        from dcl_processor.admin_page.lists import elsewhere  # as above
 
         if not (permissions.may_view(request) and self._has_page()):
             return False
@@ -172,8 +171,7 @@ class ProcessorAdminMixin(Base):
 
 def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
     """Yield the actions that the processor's options allow, as Django calls them."""
-    labels = {"process": "Process now", **permissions.LABELS}
-    for name, label in labels.items():
+    for name, label in permissions.LABELS.items():
         if name == "requeue" and values_to_put_back(processor) is None:
             continue
         # Django formats a label.
@@ -186,16 +184,12 @@ def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
 
 def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpResponseBase | None]:
     def act(model_admin: Any, request: HttpRequest, chosen: Any) -> HttpResponseBase | None:
-        from . import changelist  # as above
+        from dcl_processor.admin_page import lists  # as above
 
         may = model_admin.has_operate_permission(request)
         # The list of a proxy asks for the permission on the proxy, and an action for the model's.
         permissions.require(may and permissions.may_act(request, processor))
-        if name != "process":
-            site = model_admin.admin_site
-            return changelist.confirm(processor, name, site, request, chosen)
-        changelist.process_now(processor, request, chosen)
-        return None
+        return lists.confirm(processor, name, model_admin.admin_site, request, chosen)
 
     return act
 

@@ -2,122 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
+from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote, unquote
+from django.contrib.contenttypes.models import ContentType
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
+from dcl_processor import ledger
+from dcl_processor.admin_page import acting, permissions
+from dcl_processor.admin_page.models import Processor
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.insights.answer import Answer
 from dcl_processor.insights.row import show
-from dcl_processor.insights.rows import key_of, question_of
-from dcl_processor.management.wording import PARTS, holder
+from dcl_processor.insights.rows import Listed, key_of, kind_of, listed, question_of
+from dcl_processor.insights.status import NUMBERS, Status, status, troubles_first
+from dcl_processor.management import printing
+from dcl_processor.management.controlling import parse_until
 from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import explain
-from dcl_processor.operator.times import utc_text
-from dcl_processor.oversight import has_ledger
+from dcl_processor.operator.times import span, utc
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable, shown
 
-from . import audit, confirming, ledger, panels, permissions
-from .choosing import RefusedError, offered
-from .permissions import LABELS
-
 if TYPE_CHECKING:
-    from .admin import ProcessorAdmin
+    from dcl_processor.admin_page.admin import ProcessorAdmin
 
-#: Entries of the admin's log that a page shows.
-RECENT = 10
+#: Seconds that a question, and that all questions of one page, may take.
+QUESTION, PAGE = 0.9, 6.0
 
-#: Processors of one page that are asked about.
-MOST = 100
+#: Entries of the log that a page shows, and rows of one error; characters of an error.
+RECENT, SHOWN, LONGEST = 10, 20, 300
+
+#: The columns of the table: the names of answers, and their heads.
+COLUMNS = {**printing.OF_STATUS, "time_left": "time left", "last_run": "last run"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is shown of an answer; ``note``: the number of its footnote, ``None``: it has none."""
+
+    name: str
+    text: str
+    note: int | None = None
+    is_alarm: bool = False
+
+
+class Notes(list[str]):
+    """The footnotes of a page, each once: why a cell is empty."""
+
+    def cell(self, name: str, answer: Answer[Any] | None) -> Cell:
+        """Return an answer as a cell."""
+        why = "not asked, because the time of the page was used up"
+        if answer is None or answer.missing:
+            why = shown(why if answer is None else answer.missing, LONGEST)
+            if why not in self:
+                self.append(why)
+            return Cell(name, "", self.index(why) + 1)
+        is_alarm = name in ("in_doubt", "given_up") and bool(answer.value)
+        return Cell(name, _text(name, answer), None, is_alarm)
+
+
+def _text(name: str, answer: Answer[Any]) -> str:
+    if answer.value is None:
+        return "–"
+    if name == "last_run":
+        return f"{utc(answer.value):%Y-%m-%d %H:%M:%S}"
+    if name == "oldest":
+        return span(answer.value.seconds)
+    return printing.answer(answer, name)
 
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
-    """Show all processors."""
-    found, trouble = _processors()
-    names = [*found][:MOST]
-    before = panels.parse(request.GET.get("seen", ""), names)
-    end, down, now = time.monotonic() + panels.PAGE, dict[str, str](), time.time()
-    shown_ = [
-        panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, end=end, down=down)
-        for at, each in enumerate(map(found.__getitem__, names))
+    """Show one line for each processor, those that need a person first."""
+    known, trouble = _processors()
+    end, down, notes = time.monotonic() + PAGE, dict[str, str](), Notes()
+    found = []
+    for each in known.values():
+        only = [*COLUMNS, "paused"] if time.monotonic() < end else []
+        found.append(status(each, seconds=QUESTION, only=only, down=down))
+    lines = [
+        {
+            "name": each.name,
+            "state": each.state if each.answers else "?",
+            "url": _address(admin, "change", each.name),
+            "cells": [notes.cell(name, each.answers.get(name)) for name in COLUMNS],
+        }
+        for each in troubles_first(found)
     ]
-    if len(found) > MOST:
-        trouble.append(f"Only the first {MOST} of {len(found)} processors are on this page.")
-    controls = ledger.controls([each.processor for each in shown_])
     context = {
         "title": "Processors",
-        "panels": [
-            {
-                "panel": each,
-                "url": _address(admin, "change", each.name),
-                "control": controls.get(each.name),
-            }
-            for each in shown_
-        ],
-        "control": controls.get(ledger.ALL),
-        "control_url": _address(admin, "control_all"),
-        "controls": ledger.CONTROLS,
-        "may_operate": permissions.may_operate(request),
+        "heads": COLUMNS.values(),
+        "lines": lines,
+        "notes": notes,
         "trouble": trouble,
-        "refresh": _refresh(shown_, panels.FEW),
-        "summary": _summary(shown_, controls),
+        "summary": _summary(found),
+        "control_url": _address(admin, "control_all"),
+        **_ledger_of(request, ledger.ALL if ledger.is_on() else ""),
     }
     return _page(admin, request, "index", context)
 
 
 def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
-    processor = _processor(object_id)
-    name = processor.name
-    before = panels.parse(request.GET.get("seen", ""), [name]).get(name, ())
-    end, down = time.monotonic() + panels.PAGE, dict[str, str]()
-    panel = panels.panel("p0", processor, before, now=time.time(), end=end, down=down)
-    controls = ledger.controls([processor])
+    processor, down, notes = _processor(object_id), dict[str, str](), Notes()
+    only = [name for name in NUMBERS if name not in ("errors", "in_doubt_since")]
+    found = status(processor, seconds=QUESTION, only=only, down=down)
+    labels = {**printing.LABELS, "last_run": "last run"}
+    kind = ContentType.objects.get_for_model(Processor)
+    entries = LogEntry.objects.filter(content_type=kind, object_id__in=[processor.name, ""])
     context = {
-        "title": name,
-        "each": {"panel": panel, "control": controls.get(name)},
-        "details": panels.details(processor, end, down),
-        "chart": chart(panel.pace.points),
-        "recent": audit.recent(name, RECENT),
-        "refresh": _refresh([panel], panels.MANY),
-        "summary": _summary([panel], controls),
+        "title": processor.name,
+        "about": f"{found.delivery}, database {found.using}",
+        "state": found.state,
+        "cells": [(label, notes.cell(n, found.answers[n])) for n, label in labels.items()],
+        "notes": notes,
+        "summary": _summary([found]),
+        "stuck": [_stuck(processor, each) for each in ("in_doubt", "given_up")],
+        "recent": entries.select_related("user").order_by("-action_time", "-pk")[:RECENT],
+        **_ledger_of(request, processor.name),
         **_actions(admin, request, processor),
     }
     return _page(admin, request, "detail", context)
 
 
+def _stuck(processor: BatchProcessor[Any], state: str) -> dict[str, Any]:
+    """Return the rows in a state by their errors; each with the first rows that have it."""
+    found = listed(processor, state, seconds=QUESTION, size=acting.MOST)
+    groups: dict[str, list[Listed]] = {}
+    for each in found.value.rows if found.value is not None else ():
+        groups.setdefault(kind_of(each.error), []).append(each)
+    has_errors = processor.retry is not None and processor.retry.last_error is not None
+    return {
+        "state": state,
+        "heading": acting.STATES[state].capitalize(),
+        "missing": shown(found.missing, LONGEST),
+        "has_more": found.value is not None and found.value.after is not None,
+        "groups": [
+            {"kind": kind, "number": len(some), "rows": some[:SHOWN], "by_kind": has_errors}
+            for kind, some in sorted(groups.items(), key=lambda each: -len(each[1]))
+        ],
+    }
+
+
 def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
     """Show why one row is handled, or not, and who holds it."""
-    processor = _processor(object_id)
-    text = unquote(key)
+    processor, text = _processor(object_id), unquote(key)
     try:
         pk = key_of(question_of(processor, None).model, text)
-        found = show(processor, pk, seconds=panels.PANEL)
     except Exception as error:
         raise Http404(explain(error, processor)) from error
-    locked = found.locked
+    found = show(processor, pk, seconds=QUESTION)
+    if found.value is None and not found.missing:
+        raise Http404(f"there is no row {text}")
+    known = found.value
     context = {
         "title": f"Row {text} of {processor.name}",
-        "row": found,
         "key": text,
-        "reason": shown(found.reason, panels.LONGEST),
-        "parts": [(PARTS[name], part) for name, part in found.parts.items() if name in PARTS],
-        "columns": [
-            (name, shown(str(value), panels.LONGEST) if value is not None else "")
-            for name, value in found.columns.items()
-        ],
-        "holders": [shown(holder(each), panels.LONGEST) for each in locked.value.holders]
-        if locked is not None and locked.value is not None
+        "reason": shown(known.reason if known else found.missing, LONGEST),
+        "parts": [(printing.PARTS[name], part) for name, part in known.parts.items()]
+        if known
         else [],
+        "columns": [
+            (name, "" if value is None else shown(str(value), LONGEST))
+            for name, value in (known.columns.items() if known else ())
+        ],
+        "locked": known and known.locked,
         **_actions(admin, request, processor),
     }
     return _page(admin, request, "row", context)
@@ -128,50 +187,59 @@ def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResp
     processor = _processor(object_id)
     permissions.require(permissions.may_act(request, processor))
     try:
-        context = confirming.answer(request, processor)
-    except RefusedError as refused:
+        wanted = acting.wanted_of(request, processor)
+        if "confirmed" not in request.POST:
+            return confirmation(admin, request, processor, wanted)
+        context = acting.confirmed(request, processor, wanted)
+    except acting.RefusedError as refused:
         messages.error(request, str(refused))
         context = None
     if context is None:
         return redirect(_address(admin, "change", processor.name))
-    return confirmation(admin, request, processor, context)
+    return _page(admin, request, "confirm", {**context, **_actions(admin, request, processor)})
 
 
 def confirmation(
     admin: ProcessorAdmin,
     request: HttpRequest,
     processor: BatchProcessor[Any],
-    context: dict[str, Any],
+    wanted: acting.Wanted,
 ) -> HttpResponse:
-    """Show the form that asks whether to go on."""
+    """Show the form that asks whether to go on; raises ``RefusedError``."""
+    context = acting.to_confirm(request, processor, wanted)
     return _page(admin, request, "confirm", {**context, **_actions(admin, request, processor)})
 
 
 def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
-    """Do one of the ledger's controls with a processor, or with all of them."""
-    processor = _processor(object_id)
+    """Pause or resume a processor, or all of them."""
     wanted = request.POST.get("control", "")
-    if not has_ledger() or wanted not in ledger.CONTROLS:
-        raise Http404("expected a control of an installed ledger")
-    name = processor.name if object_id else ledger.ALL
-    who = name or "all processors"
-    said = {"until": "", "reason": ""}
-    if wanted == "pause":
-        said = {each: printable(request.POST.get(each, "").strip())[:200] for each in said}
-    by = f"{request.user} in the admin"
+    if not ledger.is_on() or wanted not in ("pause", "resume"):
+        raise Http404("expected an order of an installed ledger")
+    name = _processor(object_id).name if object_id else ledger.ALL
+    who, by = name or "all processors", f"{request.user} in the admin"
+    reason, until = (
+        printable(request.POST.get(each, "").strip())[:200] for each in ("reason", "until")
+    )
     try:
-        has_changed = ledger.act(processor if object_id else name, wanted, by=by, **said)
-    except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
-        messages.error(request, shown(f"{who}: {explain(error, processor)}", 500))
-    else:
-        found = ledger.controls([processor])[name].state
-        if has_changed:
-            words = [f"{each.capitalize()}: {said[each]}" for each in said if said[each]]
-            audit.record(request.user, name, " ".join([f"{ledger.CONTROLS[wanted]}.", *words]))
-            messages.success(request, f"{who}: {found}")
+        if wanted == "resume":
+            has_changed = ledger.resume(name, by=by)
         else:
-            messages.warning(request, f"{who}: nothing to change. {found}")
+            end = parse_until(until) if until else None
+            has_changed = ledger.pause(name, reason=reason, until=end, by=by)
+    except (ArgumentTypeError, ProcessorError) as error:
+        messages.error(request, shown(f"{who}: {error}", 500))
+    except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
+        messages.error(request, shown(f"{who}: {type(error).__name__}: {error}", 500))
+    else:
+        said = f"{who}: {wanted}d" if has_changed else f"{who}: nothing to change"
+        messages.success(request, said)
+        typed = [reason, until] if wanted == "pause" else []
+        words = " ".join(filter(None, [f"{wanted.capitalize()}d.", *typed]))
+        acting.log(request.user, [Processor(name=name)] if has_changed else [], words)
     return redirect(_address(admin, "change", name) if name else _address(admin, "changelist"))
+
+
+# --- what the views share
 
 
 def _processors() -> tuple[dict[str, BatchProcessor[Any]], list[str]]:
@@ -179,16 +247,21 @@ def _processors() -> tuple[dict[str, BatchProcessor[Any]], list[str]]:
         found = registry.processors()
     except ProcessorError as error:
         return {}, [str(error)]
-    return found, [shown(str(each), panels.LONGEST) for each in registry.broken()]
+    return found, [shown(str(each), LONGEST) for each in registry.broken()]
 
 
 def _processor(object_id: str) -> BatchProcessor[Any]:
-    """Return the processor; for no name, one of all: where an order for all is kept."""
-    named = _processors()[0]
-    found = named.get(unquote(object_id)) if object_id else next(iter(named.values()), None)
+    found = _processors()[0].get(unquote(object_id))
     if found is None:
         raise Http404("expected the name of a processor")
     return found
+
+
+def _ledger_of(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Return what the form needs to pause and resume; nothing without the ledger."""
+    if not (ledger.is_on() and permissions.may_operate(request)):
+        return {"may_pause": False}
+    return {"may_pause": True, "subject": name or "all processors"}
 
 
 def _actions(
@@ -196,37 +269,32 @@ def _actions(
 ) -> dict[str, Any]:
     """Return what the templates need to show the actions that this user has."""
     may_act = permissions.may_act(request, processor)
+    offered = acting.offered(processor) if may_act else {}
     return {
         # Not the processor: a template calls what can be called, which would be a run.
         "name": processor.name,
-        "may_operate": permissions.may_operate(request),
-        "offered": [(name, LABELS[name]) for name in offered(processor)] if may_act else [],
+        "offered": [(each, permissions.LABELS[each]) for each in offered],
         "act_url": _address(admin, "act", processor.name),
         "control_url": _address(admin, "control", processor.name),
         "detail_url": _address(admin, "change", processor.name),
-        "controls": ledger.CONTROLS,
     }
 
 
-def _refresh(shown_: Sequence[panels.Panel], most: int) -> str:
-    """Return the query of the link that shows the page again, with the counts so far."""
-    return f"?seen={panels.text_of({each.name: each.pace.points for each in shown_}, most)}"
-
-
-def _summary(shown_: Sequence[panels.Panel], controls: Mapping[str, ledger.Control]) -> str:
+def _summary(found: list[Status]) -> str:
     """Return what a screen reader reads out when it changes: not the numbers of each second."""
-    paused = [name for name, each in controls.items() if each.is_paused]
-    # A pause of all is first, and is that of each.
-    paused = ["all processors"] if ledger.ALL in paused else paused
-    alarms = [f"{name}: paused" for name in paused]
-    alarms += [
-        f"{panel.name}: {each.label.lower()} {each.text}"
-        for panel in shown_
-        for each in panel.alarms
-    ]
-    if unknown := [panel.name for panel in shown_ if any(n.is_unknown for n in panel.numbers)]:
-        alarms.append(f"not known of {', '.join(unknown)}")
-    return "; ".join(alarms) or "No rows are in doubt, and none was given up."
+    return "; ".join(_alarms(found)) or "No rows are in doubt, and none was given up."
+
+
+def _alarms(found: list[Status]) -> Iterator[str]:
+    for each in found:
+        if each.kept_back:
+            yield f"{each.name}: {shown(each.kept_back, LONGEST)}"
+        for name in ("in_doubt", "given_up"):
+            answer = each.answers.get(name)
+            if answer is not None and answer.value:
+                yield f"{each.name}: {acting.STATES[name]} {printing.answer(answer)}"
+        if "?" in each.states:
+            yield f"{each.name}: not known"
 
 
 def _address(admin: ProcessorAdmin, view: str, *arguments: str) -> str:
@@ -241,52 +309,11 @@ def _page(
     admin: ProcessorAdmin, request: HttpRequest, template: str, context: dict[str, Any]
 ) -> HttpResponse:
     request.current_app = admin.admin_site.name  # as the admin does
-    asked = time.time()
     known = {
         **admin.admin_site.each_context(request),
         "opts": admin.opts,
-        "asked_at": asked,
-        "asked": datetime.fromtimestamp(asked, UTC),
+        "asked": datetime.fromtimestamp(time.time(), UTC),
         "index_url": _address(admin, "changelist"),
         **context,
     }
     return TemplateResponse(request, f"dcl_admin/{template}.html", known)
-
-
-# --- a chart as SVG, drawn on the server: attributes alone, which a strict policy allows
-
-
-WIDTH, HEIGHT = 600, 120
-
-#: Room for the line's own width.
-_MARGIN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """The pending rows over time; ``points``: for ``<polyline>``; ``summary``: it in words.
-
-    ``rows``: the same numbers, with their times.
-    """
-
-    points: str
-    most: int
-    rows: tuple[tuple[datetime, int], ...]
-    summary: str
-
-
-def chart(values: Sequence[panels.Point]) -> Chart | None:
-    """Return the chart of the counts, the oldest first; ``None`` for fewer than two."""
-    if len(values) < 2:
-        return None
-    start, end = values[0][0], values[-1][0]
-    most = max(value for _, value in values)
-    across = (WIDTH - 2 * _MARGIN) / ((end - start) or 1)
-    up = (HEIGHT - 2 * _MARGIN) / (most or 1)
-    points = " ".join(
-        f"{_MARGIN + (at - start) * across:.1f},{HEIGHT - _MARGIN - value * up:.1f}"
-        for at, value in values
-    )
-    rows = tuple((datetime.fromtimestamp(at, UTC), value) for at, value in values)
-    said = [f"{value:,} at {utc_text(at)}" for at, value in (rows[0], rows[-1])]
-    return Chart(points, most, rows, f"Pending rows: {', '.join(said)}, {most:,} at most.")

@@ -91,7 +91,8 @@ def chosen(
         return question.table.filter(pk__in=keys)
     if in_doubt is not None and processor.lease is None:
         age = max(states.default_age(processor), in_doubt)
-        return question.table.filter(states.is_in_doubt(processor, age))
+        found = question.table.filter(states.is_in_doubt(processor, age))
+        return of_kind(processor, found, kind)
     state = "given_up" if in_doubt is None else "in_doubt"
     return of_kind(processor, in_state(state, processor, question), kind)
 

@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
+from pytest_django import Settings
 
 from sample_app.shop.models import Customer, Order, Payment
 
@@ -22,6 +23,11 @@ OF_PAYMENTS = ("view_payment", "change_payment", "view_order")
 TOKEN = "t" * 32
 
 MakePayments = Callable[..., list[Payment]]
+
+
+@pytest.fixture(autouse=True)
+def _with_a_ledger(settings: Settings) -> None:
+    settings.DCL_PROCESSOR_LEDGER = True
 
 
 def make_user(name: str, *codenames: str, is_staff: bool = True) -> User:

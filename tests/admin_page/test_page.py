@@ -14,12 +14,12 @@ from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels, permissions
+from dcl_processor.admin_page import acting, mixin, permissions, views
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from dcl_processor.operator import registry
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
-from tests.admin_page.conftest import MakePayments
+from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_permissions import ADDRESSES
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -62,21 +62,45 @@ def test_a_template_that_shows_a_processor_does_not_run_it(payments: MakePayment
     assert not Order.objects.get().shipped_email_sent
 
 
-def test_the_page_shows_each_processor_with_its_numbers(
+def cells(page: Any, name: str) -> dict[str, str]:
+    """Return the cells of a processor's line, by the names of its answers."""
+    (line,) = [line for line in page.context["lines"] if line["name"] == name]
+    return {cell.name: cell.text or f"note {cell.note}" for cell in line["cells"]}
+
+
+def test_the_page_has_a_line_for_each_processor_those_in_trouble_first(
     viewer: Client, doubtful: list[Payment], refused: list[Payment]
 ) -> None:
-    page = viewer.get(INDEX).content.decode()
-    for name in registry.processors():
-        assert f">{name}</a>" in page
-    assert "shop.capture_payments: in doubt 2; shop.capture_payments: given up 5" in page
-    assert "not recorded: set pending_since=…" in page
+    answer = viewer.get(INDEX)
+    page = answer.content.decode()
+    names = [line["name"] for line in answer.context["lines"]]
+    assert {*names} == {*registry.processors()}
+    assert names[0] == NAME
+    assert f"{NAME}: in doubt 2; {NAME}: given up 5" in page
+    found = cells(answer, NAME)
+    assert (found["in_doubt"], found["given_up"], found["pending"]) == ("2", "5", "0")
+    states = [line["state"] for line in answer.context["lines"]]
+    assert states[0] == "in doubt, given up"
 
 
-def test_failures_are_grouped_by_exception(viewer: Client, refused: list[Payment]) -> None:
-    page = viewer.get(detail("shop.capture_payments")).content.decode()
-    assert "NotCharged: no route (row" in page
-    assert "Refused: stolen card (row" in page
-    assert page.index("NotCharged") < page.index("Refused: stolen card")
+def test_what_is_not_recorded_is_an_empty_cell_with_a_footnote(viewer: Client) -> None:
+    answer = viewer.get(INDEX)
+    name = "shop.send_shipped_emails"
+    number = cells(answer, name)["in_progress"].removeprefix("note ")
+    page = answer.content.decode()
+    assert f'<a href="#note-{number}"' in page
+    why = "Not recorded: a TRANSACTIONAL worker only locks its row"
+    assert f'<li id="note-{number}">{why}</li>' in page
+    assert page.count(why) == 1
+
+
+def test_rows_are_grouped_by_their_errors_the_most_frequent_first(
+    viewer: Client, refused: list[Payment]
+) -> None:
+    page = viewer.get(detail(NAME)).content.decode()
+    assert "<h3>NotCharged: 3 rows</h3>" in page
+    assert "<h3>Refused: 2 rows</h3>" in page
+    assert page.index("NotCharged: 3") < page.index("Refused: 2")
 
 
 def test_the_key_of_a_row_is_shown_as_it_is_typed(
@@ -86,21 +110,22 @@ def test_the_key_of_a_row_is_shown_as_it_is_typed(
     (payment,) = payments(1, state=State.REFUSED, last_error="NotCharged: no route")
     Payment.objects.update(id=12345)
     assert payment.pk != 12345
-    assert "(row 12345)" in viewer.get(detail("shop.capture_payments")).content.decode()
+    assert "Row 12345\n" in viewer.get(detail(NAME)).content.decode()
 
 
-def test_the_name_of_an_error_is_masked_and_its_rows_are_not_chosen_by_it(
+def test_an_error_is_masked_and_escaped(
     as_user: Callable[[str], Client], payments: MakePayments
 ) -> None:
     """Other programs than ``Retry`` write errors that do not begin with a class."""
-    payments(1, state=State.REFUSED, last_error="password=hunter2 <b>" + "x" * 200)
-    payments(2, state=State.REFUSED, last_error="N" * 150 + ": no route")
-    page = as_user("operator").get(detail("shop.capture_payments")).content.decode()
-    assert "hunter2" not in page
-    assert "password=*** &lt;b&gt;xxx" in page
-    assert "N" * 151 not in page
-    assert page.count('name="kind"') == 1
-    assert f'name="kind" value="{"N" * 100}"' in page
+    payments(1, state=State.REFUSED, last_error="password=hunter2 <b>" + "x" * 2_000)
+    for address in (
+        detail(NAME),
+        f"{INDEX}shop.capture_5Fpayments/row/{Payment.objects.get().pk}/",
+    ):
+        page = as_user("operator").get(address).content.decode()
+        assert "hunter2" not in page
+        assert "password=*** &lt;b&gt;xxx" in page
+        assert "x" * 301 not in page
 
 
 def test_a_database_that_is_down_is_said_and_asked_once(
@@ -115,16 +140,16 @@ def test_a_database_that_is_down_is_said_and_asked_once(
 
     monkeypatch.setattr(answer, "is_connected", refuse)
     page = viewer.get(INDEX).content.decode()
-    assert "could not be found out" in page
+    assert "Could not be found out" in page
     assert "hunter2" not in page
 
 
 def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     viewer: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(panels, "PAGE", 0.0)
+    monkeypatch.setattr(views, "PAGE", 0.0)
     page = viewer.get(INDEX).content.decode()
-    assert "could not be found out: not asked" in page
+    assert "Not asked, because the time of the page was used up" in page
     assert "given up 5" not in page
 
 
@@ -138,7 +163,7 @@ def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="others do not show who locks")
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_the_pages_name_the_session_that_has_locked_a_row(
+def test_the_page_of_a_row_names_the_session_that_has_locked_a_row(
     viewer: Client, payments: MakePayments
 ) -> None:
     (payment,) = payments(1)
@@ -148,9 +173,7 @@ def test_the_pages_name_the_session_that_has_locked_a_row(
             cursor.execute("SELECT pg_backend_pid()")
             (pid,) = cursor.fetchone()
         row = viewer.get(f"{INDEX}shop.capture_5Fpayments/row/{payment.pk}/").content.decode()
-        page = viewer.get(detail("shop.capture_payments")).content.decode()
     assert f"pid {pid}" in row
-    assert f"1 by pid {pid}" in page
 
 
 # --- the page for operators has the names and the limits of the code
@@ -188,11 +211,4 @@ def test_the_names_of_the_mixin_are_those_of_the_code() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     limits = [float(number.replace(",", "")) for _, number in rows("Limits")]
-    assert limits == [
-        panels.PANEL,
-        panels.PAGE,
-        choosing.MOST,
-        changelist.MOST_NOW,
-        mixin.LONGEST,
-        audit.MOST_ENTRIES,
-    ]
+    assert limits == [views.QUESTION, views.PAGE, acting.MOST, mixin.LONGEST, acting.MOST_ENTRIES]
