@@ -86,21 +86,16 @@ def column_of(processor: Definition[Any], option: str, model: type[Model]) -> st
 
 def refuse_order(processor: Definition[Any], pending: QuerySet[Any, Any]) -> None:
     """Raise ``InvalidPending`` unless rows in order are ordered by their own columns."""
-    if not processor.in_order:
-        return
-    label, columns = pending.model._meta.label, {"pk"}
-    for each in pending.model._meta.concrete_fields:
-        # By its name, a relation would be in the order of its own model.
-        columns |= {each.attname} if each.remote_field else {each.name, each.attname}
-    wrong = [
-        *(e for e in order_of(pending) if not isinstance(e, str) or e.lstrip("-+") not in columns),
-        *["extra(order_by=…)"] * bool(pending.query.extra_order_by),
-    ]
-    if wrong:
+    meta, extra = pending.model._meta, pending.query.extra_order_by
+    # By its name, a relation would be in the order of its own model.
+    columns = {"pk", *(field.attname for field in meta.concrete_fields)}
+    order = [*order_of(pending), *(f"extra(order_by={each!r})" for each in extra)]
+    wrong = [each for each in order if str(each).lstrip("-+") not in columns]
+    if processor.in_order and wrong:
         raise InvalidPending(
-            f"{processor.name}: expected pending with in_order to be ordered by columns of {label} "
-            f"itself, such as order_by('created_at'), got {wrong[0]!r}; name a column, and a "
-            "relation by its column, such as 'customer_id'."
+            f"{processor.name}: expected pending with in_order to be ordered by columns of "
+            f"{meta.label} itself, such as order_by('created_at'), got {wrong[0]!r}; name a "
+            "column, and a relation by its column, such as 'customer_id'."
         )
 
 
