@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from dcl_processor import alive, backlog, report
+from dcl_processor import alive
 from dcl_processor.contrib.reservations import reservation
-from dcl_processor.definition import retry
 from dcl_processor.engine import source
 from dcl_processor.ledger import models, records, run, switch, tokens
+from dcl_processor.operator import backlog
+from dcl_processor.options import retry
 from dcl_processor.pending import scan
+from dcl_processor.report import counters, dry_run
 from dcl_processor.workers import monitor, supervisor
-from dcl_processor.runner import counters
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
 
@@ -118,7 +119,7 @@ SENTENCES = {
         f"of which {retry.LONGEST_ERROR:,} characters are used",
         f"up to {reservation.MOST:,} rows, a `Reservation` each",
     ],
-    "docs/reference/results.md": [f"counted up to {report.MOST_COUNTED:,}"],
+    "docs/reference/results.md": [f"counted up to {dry_run.MOST_COUNTED:,}"],
 }
 
 

@@ -36,8 +36,8 @@ from dcl_processor.insights import doctor
 from dcl_processor.ledger.standing import Pause, State
 from dcl_processor.management.commands.processors import ACTIONS, Command
 from dcl_processor.processor import RunParameters
-from dcl_processor.report.report import DryRun, Failure
-from dcl_processor.testing.racing import Race
+from dcl_processor.report.dry_run import DryRun
+from dcl_processor.report.report import Failure
 from tests.docs.blocks import FOLLOWED
 from tests.docs.signatures import parameters, shown, value_of
 
@@ -58,7 +58,6 @@ DATACLASSES: dict[str, tuple[str, Any]] = {
     "Report": (RESULTS, Report),
     "Failure": (RESULTS, Failure),
     "DryRun": (RESULTS, DryRun),
-    "Race": (TESTING, Race),
     "State": (OPERATE, State),
     "Pause": (OPERATE, Pause),
 }
