@@ -148,7 +148,7 @@ def _add_rows(parser: CommandParser) -> None:
     state = parser.add_mutually_exclusive_group(required=True)
     add_age(state, "Rows whose claim was never settled, from this age")
     for name, what in SHOWN.items():
-        how = {"action": "store_const", "dest": "state", "const": name}
+        how: dict[str, Any] = {"action": "store_const", "dest": "state", "const": name}
         state.add_argument(f"--{name.replace('_', '-')}", help=f"Rows {what}.", **how)
     text = "Only rows whose last error is of this class."
     parser.add_argument("--error", metavar="CLASS", help=text)

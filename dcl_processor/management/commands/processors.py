@@ -12,9 +12,8 @@ from dcl_processor.management.command_line import OneSentenceParser, base_option
 from dcl_processor.management.output import Output
 
 #: The actions in the order of the help, by name.
-ACTIONS: dict[str, Any] = {
-    each.NAME: each for each in (running, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS)
-}
+_ALL: list[Any] = [running, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS]
+ACTIONS: dict[str, Any] = {each.NAME: each for each in _ALL}
 
 
 class Command(BaseCommand):
