@@ -15,6 +15,7 @@ from dcl_processor.exceptions import InvalidOption
 from dcl_processor.operator import states
 from dcl_processor.operator.states import claimed, default_age, is_pending
 from dcl_processor.operator.writes import LOCKED, Need, Write, Written
+from dcl_processor.options.kinds import Delivery
 from dcl_processor.options.model_columns import check_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import Question, ask
@@ -145,7 +146,8 @@ def values_to_put_back(processor: Definition[Any]) -> Values | None:
     """
     if processor.reset is not None or processor.retry is None:
         return processor.reset
-    return None if states.has_lasting_flip(processor) else {}
+    is_hidden = processor.claim is not None or processor.delivery == Delivery.AT_MOST_ONCE
+    return None if is_hidden or processor._has_dead_letter else {}
 
 
 def may_be_at_work(processor: Definition[Any], question: Question[Any]) -> list[Need]:

@@ -31,19 +31,6 @@ def count(
     return scan.count(question_of(processor, using, filter=filter), most)
 
 
-def workers_needed(
-    processor: Definition[Any],
-    workers: int,
-    *,
-    limit: int | None,
-    filter: Q | None = None,
-    using: str | None,
-) -> int:
-    """Return how many of so many workers have a row to handle, and a slot for it."""
-    most = min(each for each in (workers, limit, processor.max_in_flight) if each is not None)
-    return min(most, count(processor, filter=filter, using=using, most=most - 1))
-
-
 def question_of(
     processor: Definition[Any],
     using: str | None,

@@ -49,19 +49,6 @@ class Trouble:
         return cls(f"expected the resource to open, got {describe(error)}.")
 
 
-class ErrorInWorker(ProcessorError):
-    """Stands for an error in another process, whose own class may not be picklable."""
-
-    def __init__(self, text: str, representation: str) -> None:
-        super().__init__(text, representation)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-    def __repr__(self) -> str:
-        return str(self.args[1])
-
-
 def explain(error: BaseException, processor: Definition[Any], using: str | None = None) -> str:
     """Return what was expected, what came, and how to fix it; queries a database that failed."""
     if isinstance(error, ProcessorError):
@@ -85,8 +72,6 @@ def in_doubt(processor: Definition[Any]) -> str:
 
 def describe(error: BaseException) -> str:
     """Return the error's kind and text in one line, wherever it was raised."""
-    if isinstance(error, ErrorInWorker):
-        return one_line(error)
     kind, text = type(error).__name__, one_line(error)
     return f"{kind}: {text}" if text else kind
 

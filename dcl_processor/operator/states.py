@@ -12,7 +12,6 @@ from typing import Any
 from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.options.kinds import Delivery
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
@@ -60,12 +59,6 @@ def is_pending(question: Question[Any]) -> Q:
     # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
     # are pending, and does so for each row where they are too many for its memory.
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
-
-
-def is_later(processor: Definition[Any]) -> Q:
-    """Recognise, of the pending rows, one whose next attempt is to come."""
-    at = processor.retry.next_attempt_at if processor.retry else None
-    return NONE if at is None else Q(**{f"{at}__gt": DatabaseNow()})
 
 
 def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
@@ -199,9 +192,3 @@ def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Qu
         # A function as ``done`` may write the same, but a success clears the error.
         return question.table.filter(**failed, **{f"{error}__gt": ""})
     raise NotRecordedError("set a constant in failed=… that done does not write")
-
-
-def has_lasting_flip(processor: Definition[Any]) -> bool:
-    """Return whether something besides ``done`` takes a row out of ``pending``."""
-    is_hidden = processor.claim is not None or processor.delivery == Delivery.AT_MOST_ONCE
-    return is_hidden or processor._has_dead_letter
