@@ -61,6 +61,12 @@ def is_pending(question: Question[Any]) -> Q:
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
 
 
+def is_later(processor: Definition[Any]) -> Q:
+    """Recognise, of the pending rows, one whose next attempt is to come."""
+    at = processor.retry.next_attempt_at if processor.retry else None
+    return NONE if at is None else Q(**{f"{at}__gt": DatabaseNow()})
+
+
 def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
     """Recognise, of the pending rows, one that has attempts left; ``None``: each one has."""
     return processor.retry.has_attempts_left(question.model) if processor.retry else None
