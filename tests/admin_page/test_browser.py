@@ -1,4 +1,4 @@
-"""A person with a browser: watches a bar, pauses, puts rows back, resolves doubts; screenshots."""
+"""A person with a browser: watches, pauses, puts rows back, resolves doubts; screenshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from dcl_processor import ledger
-from dcl_processor.admin_page import panels
+from dcl_processor.admin_page import views
 from sample_app.shop.models import Order, Payment
 from tests import waiting
 from tests.admin_page.browser import PATIENCE, Browser
@@ -33,7 +33,7 @@ pytestmark = [
 PASSWORD = "a password of the tests"  # noqa: S105
 INDEX = "/admin/dcl_admin/processor/"
 DETAIL = f"{INDEX}shop.capture_5Fpayments/change/"
-EMAILS = f"{INDEX}shop.send_5Fshipped_5Femails/change/"
+EMAILS = "shop.send_shipped_emails"
 State = Payment.State
 
 #: Where the pictures go that the documentation has, if the variable names its folder.
@@ -60,8 +60,8 @@ def _no_complaints(browser: Browser) -> Iterator[None]:
 def _patient_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a page as long as it needs: a picture is to show numbers, on a busy machine as well."""
     if PICTURES:
-        monkeypatch.setattr(panels, "PANEL", PATIENCE / 1000)
-        monkeypatch.setattr(panels, "PAGE", PATIENCE / 1000)
+        monkeypatch.setattr(views, "QUESTION", PATIENCE / 1000)
+        monkeypatch.setattr(views, "PAGE", PATIENCE / 1000)
 
 
 @pytest.fixture
@@ -105,9 +105,10 @@ def picture(page: Page, name: str, tmp_path: Path) -> Path:
     return path
 
 
-def bar(page: Page, name: str) -> int:
-    label = f"Progress of {name}"
-    return int(page.get_by_label(label).get_attribute("value") or -1)
+def cell(page: Page, processor: str, name: str) -> str:
+    """Return a cell of a processor's line."""
+    line = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=processor))
+    return line.locator(f"[data-name={name}]").inner_text().strip()
 
 
 def until(browser: Browser, page: Page, condition: Callable[[], bool]) -> None:
@@ -115,32 +116,20 @@ def until(browser: Browser, page: Page, condition: Callable[[], bool]) -> None:
     waiting.until(lambda: browser.do(condition), f"a change of {page.url}", pause=0.1)
 
 
-def test_a_person_watches_a_bar_move(
-    browser: Browser, log_in: Callable[..., Page], payments: MakePayments, tmp_path: Path
+def test_a_person_watches_the_numbers_change(
+    browser: Browser,
+    log_in: Callable[..., Page],
+    payments: MakePayments,
+    doubtful: list[Payment],
+    tmp_path: Path,
 ) -> None:
-    payments(20)
-    name = "shop.send_shipped_emails"
+    payments(18)
     page = log_in("viewer")
-
-    def watch() -> None:
-        page.goto(INDEX)
-        page.get_by_label("Update every").select_option("2")
-        assert bar(page, name) == 0
-
-    browser.do(watch)
-    keys = Order.objects.order_by("pk").values_list("pk", flat=True)
-    Order.objects.filter(pk__in=[*keys[:8]]).update(shipped_email_sent=True)
-    until(browser, page, lambda: bar(page, name) == 8)
+    assert browser.do(cell, page, EMAILS, "pending") == "20"
+    keys = [*Order.objects.order_by("pk").values_list("pk", flat=True)]
+    Order.objects.filter(pk__in=keys[:12]).update(shipped_email_sent=True)
+    until(browser, page, lambda: cell(page, EMAILS, "pending") == "8")
     assert browser.violations(page) == []
-
-    def paused() -> None:
-        page.get_by_role("button", name="Pause updates").click()
-        expect(page.locator("#dcl-state")).to_have_text("Updates are paused.")
-
-    browser.do(paused)
-    Order.objects.filter(pk__in=[*keys[8:12]]).update(shipped_email_sent=True)
-    browser.do(page.get_by_role("button", name="Pause updates").click)
-    until(browser, page, lambda: bar(page, name) == 12)
     assert browser.do(picture, page, "index", tmp_path).stat().st_size > 10_000
 
 
@@ -150,11 +139,10 @@ const real = fetch;
 window.asked = 0;
 window.fetch = async (...all) => {
   const answer = real(...all);
-  if (++asked === 2) document.querySelector("[name=pk]").click();
+  if (++asked === 2) document.querySelector("[type=checkbox][name=pk]").click();
   return answer;
 };
 """
-WAITS = "Updates wait while something is ticked or typed."
 HIDE = """is => {
   Object.defineProperty(document, "hidden", { value: is, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
@@ -166,13 +154,13 @@ def test_updates_wait_for_the_person_and_what_has_changed_is_announced(
 ) -> None:
     page = log_in("operator")
     box, said = page.get_by_label(f"Row {refused[0].pk}"), page.locator("#dcl-announce")
-    state = page.locator("#dcl-state")
+    pause = page.get_by_role("button", name="Pause updates")
 
-    def asks_nothing(why: str) -> None:
+    def asks_nothing() -> None:
         """Let a minute pass by the page's clock."""
         page.clock.run_for(60_000)
         assert page.evaluate("asked") == 0
-        expect(state).to_have_text(why)
+        assert said.inner_text() == ""
 
     def wait() -> None:
         page.clock.install()
@@ -180,67 +168,34 @@ def test_updates_wait_for_the_person_and_what_has_changed_is_announced(
         page.add_init_script(COUNT)
         page.goto(DETAIL)
         box.check()
-        asks_nothing(WAITS)
+        asks_nothing()
         assert box.is_checked()
         box.uncheck()
         page.evaluate(HIDE, True)
-        asks_nothing("Updates wait until the tab is shown.")
-        assert said.inner_text() == ""
+        asks_nothing()
+        page.evaluate(HIDE, False)
+        pause.click()
+        asks_nothing()
+        pause.click()
 
     browser.do(wait)
     refused[4].delete()
 
     def shown() -> None:
-        page.evaluate(HIDE, False)
+        page.clock.run_for(5_000)
+        page.clock.resume()
         expect(said).to_have_text(f"{NAME}: given up 4")
 
     browser.do(shown)
     refused[3].delete()
 
+    until(browser, page, lambda: page.evaluate("asked") == 2)
+
     def ticked_meanwhile() -> None:
-        page.clock.run_for(5_000)
-        page.clock.resume()
-        expect(state).to_have_text(WAITS)
         assert page.locator("[name=pk]:checked").count() == 1
-        assert page.evaluate("asked") == 2
+        expect(said).to_have_text(f"{NAME}: given up 4")
 
     browser.do(ticked_meanwhile)
-
-    def remembered() -> None:
-        page.get_by_label("Update every").select_option("15")
-        page.get_by_role("button", name="Pause updates").click()
-        page.reload()
-        asks_nothing("Updates are paused.")
-        expect(page.get_by_label("Update every")).to_have_value("15")
-        expect(page.get_by_role("button", name="Pause updates", pressed=True)).to_be_visible()
-
-    browser.do(remembered)
-
-
-def test_a_chart_is_drawn_and_an_open_table_stays_open(
-    browser: Browser, log_in: Callable[..., Page], payments: MakePayments
-) -> None:
-    payments(9)
-    page = log_in("viewer")
-
-    def look() -> None:
-        page.goto(EMAILS)
-        page.get_by_role("link", name="Refresh").click()
-        page.get_by_label("Update every").select_option("2")
-        page.get_by_text("Pending rows as a table").click()
-        page.locator("summary").first.focus()
-
-    browser.do(look)
-    Order.objects.filter(number__lte=4).update(shipped_email_sent=True)
-    until(browser, page, lambda: bar(page, "shop.send_shipped_emails") == 4)
-
-    def still_there() -> None:
-        assert page.locator("details[open] table").count() == 1
-        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
-        assert page.get_by_role("img").count() >= 1
-
-    browser.do(still_there)
-    assert browser.violations(page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -258,7 +213,7 @@ def test_an_operator_puts_failed_rows_back_by_keyboard(
     assert browser.do(picture, page, f"detail-{scheme}", tmp_path).stat().st_size > 10_000
 
     def ask() -> None:
-        button = page.get_by_role("button", name="Put back… rows with NotCharged")
+        button = page.get_by_role("button", name="Put back… ticked rows, or all: given up, NotCh")
         button.focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("button", name="Put back 3 rows")).to_be_visible()
@@ -282,16 +237,15 @@ def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
     browser: Browser, log_in: Callable[..., Page], doubtful: list[Payment]
 ) -> None:
     page = log_in("operator")
-    button, banner = partial(page.get_by_role, "button"), page.locator("#p0-control")
+    button, summary = partial(page.get_by_role, "button"), page.locator("#dcl-summary")
 
     def pause() -> None:
         page.goto(DETAIL)
         page.get_by_label("Reason").fill("two charges in doubt")
-        button(name="Pause", exact=True).click()
-        expect(banner).to_have_text(
-            re.compile(r"Paused since .* by operator in the admin: two charges in doubt")
+        button(name=f"Pause {NAME}").click()
+        expect(summary).to_have_text(
+            re.compile(r"paused since .* by operator in the admin: two charges in doubt")
         )
-        expect(button(name="Pause", exact=True)).to_have_count(0)
 
     browser.do(pause)
     assert (pause_ := ledger.state(NAME).pause) is not None
@@ -299,7 +253,7 @@ def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
 
     def resolve(row: Payment, action: str, label: str, values: str, said: str) -> None:
         page.get_by_label(f"Row {row.pk}", exact=True).check()
-        button(name=f"{action} ticked rows, in doubt").click()
+        button(name=f"{action} ticked rows, or all: in doubt").click()
         if values:
             page.get_by_label("Values to write").fill(values)
         button(name=label).click()
@@ -311,11 +265,13 @@ def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
     browser.do(resolve, back, "Put back…", "Put back 1 row", "", "1 row put back into pending")
     found = Payment.objects.order_by("pk").values_list("state", "charge_id")
     assert [*found] == [(State.CAPTURED, "ch_17"), (State.DUE, "")]
+    done_by = [(each.action, each.by) for each in ledger.history(NAME)]
+    assert ("mark-done", "operator in the admin") in done_by
 
     def resume() -> None:
-        expect(banner).to_contain_text("Paused since")
-        button(name="Resume").click()
-        expect(banner).to_have_text("Running")
+        expect(summary).to_contain_text("paused since")
+        button(name=f"Resume {NAME}").click()
+        expect(summary).not_to_contain_text("paused since")
 
     browser.do(resume)
     assert ledger.state(NAME).pause is None
@@ -331,7 +287,7 @@ def test_a_pause_and_the_page_of_one_row_are_accessible(
 
     def look_at_processor() -> None:
         page.goto(DETAIL)
-        expect(page.locator("#p0-control.dcl-alarm")).to_contain_text("aused since")
+        expect(page.locator("#dcl-now-title")).to_contain_text("paused")
 
     browser.do(look_at_processor)
     assert browser.violations(page) == []
@@ -349,21 +305,20 @@ def test_the_page_works_without_a_script(
     browser: Browser, log_in: Callable[..., Page], refused: list[Payment]
 ) -> None:
     page = log_in("operator", java_script_enabled=False)
-    name = "shop.send_shipped_emails"
-    assert browser.do(bar, page, name) == 0
+    assert browser.do(cell, page, EMAILS, "pending") == "5"
     Order.objects.filter(number__lte=2).update(shipped_email_sent=True)
 
     def act() -> None:
         page.get_by_role("link", name="Refresh").click()
         page.wait_for_load_state()
-        assert bar(page, name) == 2
+        assert cell(page, EMAILS, "pending") == "3"
         page.get_by_label("Its end, such as 2h").fill("2h")
-        page.get_by_role("button", name="Pause all").click()
-        expect(page.locator("#dcl-all-control")).to_contain_text("by operator in the admin, until")
-        page.get_by_role("button", name="Resume all").click()
-        expect(page.locator("#dcl-all-control")).to_have_text("No pause of all at once")
+        page.get_by_role("button", name="Pause all processors").click()
+        expect(page.locator("#dcl-summary")).to_contain_text("by operator in the admin, until")
+        page.get_by_role("button", name="Resume all processors").click()
+        expect(page.locator("#dcl-summary")).not_to_contain_text("paused")
         page.goto(DETAIL)
-        page.get_by_role("button", name="Put back… rows with Refused").click()
+        page.get_by_role("button", name="Put back… ticked rows, or all: given up, Refused").click()
         page.get_by_role("button", name="Put back 2 rows").click()
         expect(page.get_by_text("2 rows put back into pending.")).to_be_visible()
 
@@ -371,17 +326,16 @@ def test_the_page_works_without_a_script(
     assert Payment.objects.filter(state=State.DUE).count() == 2
 
 
-def test_a_person_who_was_signed_out_gets_no_login_page_into_the_panels(
+def test_a_person_who_was_signed_out_gets_no_login_page_into_the_table(
     browser: Browser, log_in: Callable[..., Page], payments: MakePayments
 ) -> None:
     payments(3)
     page = log_in("viewer")
-    browser.do(page.get_by_label("Update every").select_option, "2")
     Session.objects.all().delete()
 
     def ended() -> None:
-        expect(page.locator("#dcl-state")).to_have_text("Signed out: updates have ended.")
+        expect(page.locator("#dcl-announce")).to_have_text("Signed out: updates have ended.")
         assert page.get_by_label("Password").count() == 0
-        assert bar(page, "shop.send_shipped_emails") == 0
+        assert cell(page, EMAILS, "pending") == "3"
 
     browser.do(ended)
