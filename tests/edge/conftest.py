@@ -30,8 +30,13 @@ def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+def install(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Install]:
     """Write an app with this processors.py (``None``: without one), and install it."""
+    if "installed" in request.fixturenames:
+        # First, so that it ends last: settings that are overridden later are restored before it.
+        request.getfixturevalue("installed")
     monkeypatch.syspath_prepend(tmp_path)
     apps: list[str] = []
     with ExitStack() as stack:
