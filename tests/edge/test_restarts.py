@@ -61,7 +61,7 @@ def parcels(module_server: Server) -> Parcels:
 
 def connections_of(pid: int) -> list[Any]:
     """Return the sockets of a process."""
-    return psutil.Process(pid).net_connections("all")
+    return [*psutil.Process(pid).net_connections("all")]
 
 
 @pytest.mark.parametrize("how", [FAST, IMMEDIATE])
