@@ -19,16 +19,12 @@ from dcl_processor import Retry
 from dcl_processor.ledger import history
 from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import Trouble
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import LONGEST_STATUS, Health
-from dcl_processor.processes.news import Worker
-from dcl_processor.processes.visible import Notifier
 from dcl_processor.report.errors import LONGEST_TEXT, LONGEST_TRACEBACK
+from dcl_processor.workers.health import LONGEST_STATUS, Health, Notifier
 from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail
-from tests.ledger.conftest import ledger  # noqa: F401  # a fixture
-from tests.test_otel import Exported, exported  # noqa: F401  # another
+from tests.test_otel import Exported, exported  # noqa: F401  # a fixture
 
 SECRET = "hunter2"  # noqa: S105  # that of no database
 #: A text of 10 MB in several lines, with markup and a connection string.
@@ -98,8 +94,8 @@ def shown_by_systemd(folder: Path, error: Exception) -> tuple[str, str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(folder / "notify"))
         file = folder / "health"
-        health = Health([NAME], Stop(), file, Notifier(str(folder / "notify")))
-        health.troubles[None, NAME] = Trouble.of(error, capture, None).sentence
-        health.seen([Worker(1, 41, "waits", None, True)])
+        health = Health([NAME], lambda: False, file, Notifier(str(folder / "notify")))
+        health.troubles[NAME] = Trouble.of(error, capture, None).sentence
+        health.beat()
         manager.settimeout(10)
         return manager.recv(5_000).decode(), file.read_text().rstrip()
