@@ -250,7 +250,7 @@ def test_every_check_has_a_line_on_its_page() -> None:
     source = "".join(
         module.read_text(encoding="utf-8") for module in Path(checks.__path__[0]).glob("*.py")
     )
-    ids = re.findall(r'"dcl_processor\.([EW]\d+)"', source)
+    ids = re.findall(r'"([EW]\d{3})"', source)
     assert len(ids) == len(set(ids)) > 0
     assert names(section(RESULTS, "System checks")) == sorted(ids)
 
