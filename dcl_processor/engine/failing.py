@@ -11,6 +11,7 @@ from dcl_processor.engine import bookkeeping
 from dcl_processor.engine.context import Context
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
+from dcl_processor.report.exceptions import InsideTransaction
 from dcl_processor.report.interrupts import ends_the_run
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
@@ -36,7 +37,7 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
             # Only the answer to the COMMIT was lost; a handler's own COMMIT would leave it pending.
             run.count(batch)
             return
-    if isinstance(error, ImproperlyConfigured) and not batch.started:
+    if isinstance(error, ImproperlyConfigured | InsideTransaction) and not batch.started:
         raise error  # every row would meet it
     if not is_back(session.using):
         session.connection.ensure_connection()  # it says why there is no session

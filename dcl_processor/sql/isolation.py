@@ -9,8 +9,13 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from dcl_processor.report.exceptions import InsideTransaction, Unsupported
+from dcl_processor.sql.errors import error_number
 
 _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+
+#: MariaDB's driver does not know of a transaction that the caller has begun; its server does.
+_IN_TRANSACTION = 1568
 
 
 class ReadCommitted(transaction.Atomic):
@@ -31,7 +36,12 @@ def begin(using: str) -> Any:
     # Race: stale second check. At a higher level the statement that checks again would read the
     # lock statement's snapshot.
     if connection.vendor == "mysql":
-        _execute(connection, _READ_COMMITTED)
+        try:
+            _execute(connection, _READ_COMMITTED)
+        except Error as error:
+            if error_number(error) != _IN_TRANSACTION:
+                raise
+            raise InsideTransaction(_begun(using)) from error
     block.__enter__()
     try:
         if connection.vendor == "postgresql":
@@ -104,17 +114,21 @@ def refuse_outer_transaction(using: str, label: str) -> None:
                 "block, or in transaction.on_commit()."
             )
     elif connection.connection is not None and in_transaction(connection):
-        raise InsideTransaction(
-            f"{label}: expected a run outside any transaction, because each row is committed "
-            f"separately, got one that was begun on {using!r} without Django, by a BEGIN of its "
-            "own; end it before the run, or use transaction.atomic() and start the run after it."
-        )
+        raise InsideTransaction(f"{label}: {_begun(using)}")
     elif not connection.get_autocommit():
         raise Unsupported(
             f"{label}: expected a connection in autocommit mode, got AUTOCOMMIT=False on "
             f"{using!r}, with which Django never commits; set it to True, or give the processor an "
             "alias of its own with using=."
         )
+
+
+def _begun(using: str) -> str:
+    return (
+        "expected a run outside any transaction, because each row is committed separately, got one "
+        f"that was begun on {using!r} without Django, by a BEGIN of its own; end it before the "
+        "run, or use transaction.atomic() and start the run after it."
+    )
 
 
 def in_transaction(connection: Any) -> bool:

@@ -140,8 +140,12 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
             beat.await_it()
             return "done"
 
+        def settles(sql: str) -> bool:
+            # MariaDB tries the lock first, which the heartbeat has.
+            return beat.came.is_set() and (is_settlement(sql) or "SKIP LOCKED" in sql)
+
         run = the.at_least_once(handle, lease=SHORT, done=the.with_result)
-        with before_statement(is_settlement, renew_now):
+        with before_statement(settles, renew_now):
             report = run()
     assert_run(report, processed=1)
     said = the.state(row)
