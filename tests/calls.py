@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-
 import dcl_processor
 
 PACKAGE = Path(dcl_processor.__file__).parent
@@ -64,7 +62,6 @@ def follow(run: Callable[[Callable[[Any], None]], Any]) -> Way:
 def ways() -> dict[str, Way]:
     """Follow a row of each delivery, in the database of the settings."""
     from dcl_processor import Delivery, Lease, batch_processor
-    from dcl_processor.engine import poison
     from tests.models import Errand
 
     pending = Errand.objects.filter(done=False)
@@ -84,10 +81,7 @@ def ways() -> dict[str, Way]:
         Errand.objects.all().delete()
         Errand.objects.bulk_create(Errand(place=place) for place in range(ROWS))
         make = batch_processor(done={"done": True}, **options)
-        # A look at the notes of dead processes is a matter of time, not of the row.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(in_flight, "LOOK_EVERY", 3_600.0)
-            found[name] = follow(lambda handle, make=make: make(handle).run())  # type: ignore[misc]  # a default
+        found[name] = follow(lambda handle, make=make: make(handle).run())  # type: ignore[misc]  # a default
     return found
 
 
