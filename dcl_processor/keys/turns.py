@@ -34,9 +34,9 @@ class Turns:
     ``most``: how many rows of one key this run may have in flight; ``None``: any number.
     ``waiting``: the rows that were read, by their keys. ``line``: the keys that have some and may
     go on. Those with most rows come first, because a key that is handled one by one takes longest.
-    ``mine``: the rows in flight, with their keys. ``held``: keys that do not go on in this run,
-    because their head has failed. ``paused``: keys that others had, and rows without a key, which
-    do not go on in this cycle.
+    ``mine``: the rows in flight, with their keys. ``tried``: rows that are not tried again in this
+    run; in order, they hold their key while they are pending. ``paused``: keys that others had, and
+    rows without a key, which do not go on in this cycle.
     """
 
     read: Read
@@ -48,7 +48,6 @@ class Turns:
     mine: dict[Any, Any] = field(default_factory=dict)
     at_work: dict[Any, int] = field(default_factory=dict)
     tried: dict[Any, None] = field(default_factory=dict)
-    held: set[Any] = field(default_factory=set)
     paused: set[Any] = field(default_factory=set)
     after: Any = None
     is_over: bool = False
@@ -82,7 +81,10 @@ class Turns:
         elif not done:
             self.tried[pk] = None
         if key is not None and (missed or (not done and self.in_order)):
-            self._leave(key, for_this_run=not missed)
+            # What was read of it is old: another worker has the key, or its head has failed.
+            self.waiting.pop(key, None)
+            self.in_line.discard(key)
+            self.is_over &= missed  # a head that was given up on holds its key no longer
         self._join(key)
         if not self.waiting.get(key):
             self.waiting.pop(key, None)
@@ -123,13 +125,6 @@ class Turns:
         most = self.most if key is not None else None
         return most is not None and self.at_work.get(key, 0) >= most
 
-    def _leave(self, key: Any, *, for_this_run: bool) -> None:
-        """Forget what was read of a key: it is old once another worker has the key."""
-        if for_this_run:
-            self.held.add(key)
-        self.waiting.pop(key, None)
-        self.in_line.discard(key)
-
     # --- windows
 
     def _refill(self) -> bool:
@@ -148,13 +143,13 @@ class Turns:
         """Let the rows of a window wait; return of how many keys there are some."""
         new, known = dict[Any, deque[Any]](), {*self.mine}
         known |= {each for each in self.paused if not isinstance(each, _Key)}
-        blocked = self.held | {key for key in self.at_work if self._is_full(key)}
+        blocked = {key for key in self.at_work if self._is_full(key)}
         blocked |= {each.value for each in self.paused if isinstance(each, _Key)}
         for row in answer:
             if row.key in blocked or row.key in self.waiting or row.pk in known:
                 continue
             known.add(row.pk)
-            if row.is_due:
+            if row.is_due and row.pk not in self.tried:
                 new.setdefault(row.key, deque()).append(row.pk)
             else:
                 blocked.add(row.key)  # in order: those behind it wait

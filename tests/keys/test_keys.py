@@ -119,7 +119,8 @@ class World:
         self.batch_size = dice.choice([1, 1, 1, 2, 3, 5]) if self.mode != "in order" else 1
         self.retry = dice.choice(["none", "at once", "at once", "late"])
         self.has_failed = dice.random() < 0.6
-        self.max_workers = dice.choice([None] * 9 + [1])
+        most = dice.choice([None] * 9 + [2])
+        self.max_in_flight = None if self.delivery == "at most once" else most
         self.errors = dice.choice([0, 0.2, 0.4])
         self.slowest = dice.choice([0.002, 0.01, 0.05])
         number, keys = dice.choice([5, 12, 25, 40]), dice.choice([1, 2, 4, 8])
@@ -137,6 +138,8 @@ class World:
         #: Rows with the marks of others, those that they keep, and keys for which trouble is made.
         self.marked: set[int] = set()
         self.held: set[int] = set()
+        #: Rows that a worker had once, in their turn: they are taken over at once.
+        self.lapsed: set[int] = set()
         self.troubled: set[int] = set()
         self.faults: list[str] = []
         self._lock = threading.Lock()
@@ -188,7 +191,7 @@ class World:
             "name": "tests.keys",
             "done": {"done": True},
             "batch_size": self.batch_size,
-            "max_workers": self.max_workers,
+            "max_in_flight": self.max_in_flight,
             "retry": RETRIES[self.retry],
             **DELIVERIES[self.delivery],
             **MODES[self.mode][0],
@@ -250,6 +253,8 @@ class World:
                 ends = {"lease": 3600, "short lease": self.dice.uniform(0.02, 0.3)}
                 until = timezone.now() + timedelta(seconds=ends.get(trouble, -5))
                 mine.update(leased_until=until)
+                if trouble == "lapsed lease":
+                    self.lapsed |= {row.pk for row in rows}
                 self._mark(rows, are_held=trouble == "lease")
             elif trouble == "doubt" and self.delivery == "at most once":
                 mine.update(claimed=True, claimed_at=timezone.now())
@@ -376,6 +381,8 @@ class Judge:
         if self.world.mode != "in order" or self.moves:
             return
         for call in self.mine:
+            if call.row in self.world.lapsed:
+                continue
             for row in self.world.rows:
                 before = [each for each in self.by_row[row.pk] if each.end <= call.begin]
                 is_used_up = self.retries and sum(x.outcome == "failed" for x in before) >= 2
