@@ -170,12 +170,12 @@ def _look_up(run: Context, missed: Sequence[Unsettled]) -> None:
     try:
         there = {*question.table.filter(these(pks)).values_list("pk", flat=True)}
         for each in missed:
-            pk, final = each.row.pk, each.outcome
-            ours = question.table.filter(these([pk]), fenced_by(_expected(run, each.row)))
+            pk, final, expected = each.row.pk, each.outcome, _expected(run, each.row)
+            ours = question.table.filter(these([pk]), fenced_by(expected))
             if pk not in there:
                 _finish(run, each, final)  # the handler has deleted it
-            elif ours.exists():
-                _wait(run, each, None)
+            elif ours.exists() or expected != _expected(run, each.row):
+                _wait(run, each, None)  # it is locked, or its lease was renewed meanwhile
             elif (
                 each.was_sent
                 and question.table.filter(these([pk]), **constants_of(each.values)).exists()

@@ -39,7 +39,7 @@ class Audit:
         self.handled: Counter[int] = Counter()
         #: Leases that lapsed while they were held: each allows one more handler.
         self._lapsed: Counter[int] = Counter()
-        self._time_has_passed = False
+        self.time_has_passed = False
         #: How often rows were made pending again, which allows one more handler, too.
         self._edited: Counter[int] = Counter()
         #: Whether the first copy has died, and rows that it had handled and not settled.
@@ -61,7 +61,7 @@ class Audit:
         if step.name in {COMMIT.name, ROLLBACK.name} and "lock" in step.writes:
             self._at_work.pop(actor, None)
         if "time" in step.writes:
-            self._time_has_passed = True
+            self.time_has_passed = True
             self._lapsed.update({row for [row] in self._control.ask(self._subject.ask_leased)})
         if step.name == DEATH.name and self._first.is_dead:
             self._death()
@@ -158,14 +158,14 @@ class Audit:
         for report in reports:
             errors = [failure.error for failure in report.failures]
             wrong = [error for error in errors if not isinstance(error, self._subject.fails_by)]
-            if self._time_has_passed:
+            if self.time_has_passed:
                 # A row may be given back untouched, if its claim took as long as a lease; and the
                 # lease of one may lapse while another session has it locked.
                 wrong = [error for error in wrong if type(error) not in LATE]
             if (
                 wrong
                 or report.failed > len(errors)
-                or (report.lease_lost and not self._time_has_passed)
+                or (report.lease_lost and not self.time_has_passed)
             ):
                 raise Violation(f"a copy failed: {report}") from next(iter(wrong), None)
 

@@ -18,7 +18,7 @@ import pytest
 from dcl_processor import Report
 from tests import seams
 
-from .actors import Actor, Died, cast_of, die, here
+from .actors import Actor, cast_of, die, here
 from .audit import Audit
 from .control import CLOCK_SET_BACK, Control
 from .leases import Clock, Hands
@@ -154,14 +154,14 @@ class Stage:
 
     def _reports(self) -> list[Report]:
         for actor in self._actors:
-            if actor.error is not None and not isinstance(actor.error, Died):
+            if actor.error is not None and not actor.is_dead:
                 raise Violation(f"{actor.name} ended with {actor.error!r}") from actor.error
         return [copy.result for copy in self._workers if copy.error is None]
 
     def _judge(self, audit: Audit, reports: list[Report]) -> None:
         left = audit.at_the_end(reports)
         if left:
-            if audit.dead:
+            if audit.dead or audit.time_has_passed:
                 self.clock.let_pass(self._control.ask)
             audit.after_a_last_run(left, self._alone(self._workers[0]))
 
