@@ -97,7 +97,7 @@ class BatchProcessor(Definition[M]):
     - ``pending_since``: since when a row has been pending: a ``DateTimeField``, or an expression;
       the command computes ages from it.
     - ``using``: the database alias that is locked and written; default: the router's.
-    - ``observers``: objects with ``run(event)`` and ``row(event)``, which are told what runs do.
+    - ``observers``: objects with ``run(event)`` and ``row(event)``, which look on at runs.
     - ``gates``: objects with ``may_start(n)`` and ``ended(outcomes)``, which let rows start.
 
     Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` if it is

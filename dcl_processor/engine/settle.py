@@ -148,7 +148,7 @@ def _wait(run: Context, each: Unsettled, error: Exception | None) -> None:
         # The heartbeat may still have a session when this one is gone for good.
         lives = lives or error is None or is_contention(error)
         lives = lives and run.heartbeat.is_ours(each.row.pk)
-    if run.limits.exceeded(0) == "signal":  # a stop waits for nobody's lock longer than that
+    if run.limits.exceeded(0) == "signal":  # a stop waits for no lock longer than that
         lives = lives and now < each.since + PATIENCE
     if lives:
         each.again_at, each.pause = now + each.pause, min(2 * each.pause, LONGEST_PAUSE)

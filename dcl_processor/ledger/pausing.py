@@ -71,7 +71,7 @@ def resume(processor: Subject, *, by: str = "") -> bool:
     """End the pause of the processor; return whether it was paused.
 
     ``processor`` and ``by``: as for ``pause()``. After a pause of ``ALL``, those that were paused
-    by themselves stay paused.
+    one by one stay paused.
     """
     ended = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
     if not _change(name_of(processor), PAUSED, ended):

@@ -1,6 +1,6 @@
 """Two doors of the engine: what a run tells, and what it asks before it takes rows.
 
-An ``Observer`` is told of runs and rows, a ``Gate`` lets rows start. They come from the options
+An ``Observer`` looks on at runs and rows, a ``Gate`` lets rows start. They come from the options
 ``observers`` and ``gates``, and from ``observers_installed``, to which an app adds at its
 ``ready()``. All of their methods are called in the run's thread, those of a ``Gate`` and the end of
 a run or row outside any transaction of the run.
@@ -103,13 +103,13 @@ class EndRun(Exception):
 
 
 #: Of each run that begins: its processor is given to each of these, which return an observer for
-#: the run, or ``None``. One without ``row()`` is told of the run alone, which costs its rows
+#: the run, or ``None``. One without ``row()`` looks on at the run alone, which costs its rows
 #: nothing; one that is a gate as well is asked, too.
 observers_installed: list[Callable[[Any], Any]] = []
 
 
 class Observers:
-    """The observers of one run; false if none of them is told of rows."""
+    """The observers of one run; false if none of them looks at rows."""
 
     def __init__(self, processor: Any, run_id: str) -> None:
         found = [make(processor) for make in observers_installed]

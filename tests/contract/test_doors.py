@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Noting:
-    """Keeps what it is told."""
+    """Keeps what it hears."""
 
     def __init__(self) -> None:
         self.runs: list[RunEvent] = []

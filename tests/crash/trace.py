@@ -74,7 +74,7 @@ class Trace:
         commit, rollback = wrapper._commit, wrapper._rollback
         wrapper._commit, wrapper._rollback = self._ends(commit, "COMMIT"), self._ends(rollback)
         try:
-            # Where somebody looks at each statement, they are sent one by one.
+            # Where a wrapper looks at each statement, they are sent one by one.
             with wrapper.execute_wrapper(self._statement):
                 yield
         finally:

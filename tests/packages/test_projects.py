@@ -207,7 +207,7 @@ print(report.processed, report.failures[0].pk, report.failures[0].error)
     assert refused == "2 2 pgtrigger: Cannot update rows from shop_order table"
 
 
-def test_a_run_of_django_tenants_sees_the_orders_of_one_tenant(start: Start) -> None:
+def test_i18_a_run_of_django_tenants_sees_the_orders_of_one_tenant(start: Start) -> None:
     """Its further sessions would not, and are refused; workers repeat the whole command line."""
     files = {
         "settings": SETTINGS + TENANTS,
