@@ -188,7 +188,7 @@ def test_no_number_of_attempts_is_too_high_for_the_delay() -> None:
 
 def test_it_gives_up_at_the_last_attempt_and_at_errors_that_are_not_worth_one() -> None:
     retry = Retry(max_attempts=3, on=(OSError, ValueError), give_up_on=ConnectionError)
-    assert [retry.gives_up(OSError(), attempt, 3) for attempt in (1, 2, 3, 4)] == [
+    assert [retry.gives_up(OSError(), attempt) for attempt in (1, 2, 3, 4)] == [
         False,
         False,
         True,
