@@ -93,8 +93,10 @@ class Moment:
 def document_of(value: Any) -> Any:
     """Return a value as JSON has it."""
     match value:
-        case Moment() | datetime():
-            return utc(getattr(value, "at", value)).isoformat()
+        case Moment():
+            return value.at.isoformat()
+        case datetime():
+            return utc(value).isoformat()
         case tuple() | list():
             return [document_of(each) for each in value]
         case None | bool() | int() | float() | str():

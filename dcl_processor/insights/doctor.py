@@ -119,7 +119,7 @@ def writable(processor: Definition[Any], question: Question[Any]) -> Iterator[Fi
 
 def _tried(processor: Definition[Any], using: str) -> Iterator[Finding]:
     """Try the flip on a row, as a dry run does, and roll it back."""
-    about: dict[str, str] = {"check": "flip", "about": processor.name}
+    about: dict[str, Any] = {"check": "flip", "about": processor.name}
     try:
         found = dry_run(processor, filter=None, using=using, limit=1)
     except ProcessorError as error:

@@ -188,7 +188,7 @@ def _reads_no_table(value: Any) -> bool:
         return True
     if isinstance(value, Query):
         return False
-    parts = getattr(value, "get_source_expressions", list)()
+    parts: Any = getattr(value, "get_source_expressions", list)()
     return bool(parts) and all(map(_reads_no_table, parts))
 
 

@@ -144,10 +144,9 @@ def _holds(
             return f" by row{'s' if len(pks) > 1 else ''} {named}"
     if processor.in_order:
         mine = in_order(question.unfiltered.filter(**key)).values_list("pk", flat=True)
-        for first in mine[:1]:
-            return f" by row {shown(key_text(first), _LONGEST_KEY)}, which comes first" * (
-                first != pk
-            )
+        first = next(iter(mine[:1]), pk)
+        if first != pk:
+            return f" by row {shown(key_text(first), _LONGEST_KEY)}, which comes first"
     return ""
 
 

@@ -167,18 +167,20 @@ def listed(
 
 
 def _shown(processor: Definition[Any], state: str, found: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
-    retry, since = processor.retry, processor.pending_since
+    retry: Any = processor.retry
+    since: Any = processor.pending_since
     if state in ("in_progress", "in_doubt"):
         since = processor.claimed_at
     elif state == "later":
         since = retry and retry.next_attempt_at
-    error = retry and retry.last_error
-    return found.annotate(
+    error: Any = retry and retry.last_error
+    shows: QuerySet[Any, Any] = found.annotate(
         dcl_since=Cast(F(since) if isinstance(since, str) else since, DateTimeField()),
         dcl_now=DatabaseNow(),
         dcl_attempts=Cast(retry and F(retry.attempts), IntegerField()),
         dcl_error=Cast(error and Substr(error, 1, LONGEST_TEXT), TextField()),
     ).values_list("pk", "dcl_since", "dcl_now", "dcl_attempts", "dcl_error")
+    return shows
 
 
 # --- primary keys as operators write and read them; the columns of a composite one have commas

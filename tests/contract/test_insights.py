@@ -12,13 +12,13 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.insights import pace
 from dcl_processor.insights.answer import Answer, Asker, How, Level, Moment
 from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.explanation import explanation
 from dcl_processor.insights.row import Row, show
 from dcl_processor.insights.rows import UNLEASED, Listed, listed
 from dcl_processor.insights.status import ASKED, LINE, status, troubles_first
+from dcl_processor.pending import steady
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected, time_limits
 from tests.contract.support.temporary import temporary
@@ -196,7 +196,7 @@ if connection.vendor != "mysql":  # which has no keys
 
 def test_the_time_left_follows_from_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     run, now = the.transactional(the.ignore, name="tests.paced"), [1000.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(steady, "monotonic", lambda: now[0])
     the.errands(100)
     first = status(run, only=["rate", "time_left"]).answers
     assert {each.how for each in first.values()} == {How.NOT_RECORDED}
