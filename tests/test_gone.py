@@ -9,8 +9,8 @@ import pytest
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Retry, batch_processor
-from dcl_processor.definition import gone
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.options import names as gone
 from tests.models import Parcel
 
 PENDING = Parcel.objects.filter(sent=False)

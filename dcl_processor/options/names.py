@@ -24,6 +24,11 @@ OF_A_PROCESSOR: dict[str, str] = {
     "throttle": "set a rate, or wait in the handler",
 }
 
+#: Parameters that ``Retry`` does not have.
+OF_A_RETRY: dict[str, str] = {
+    "on_failure": "leave it out: attempts above 0 show that a row has failed"
+}
+
 #: What other task queues and Django call an option. A class may use these names for its own.
 OF_OTHERS: dict[str, str] = {
     "max_retries": "write retry=Retry(max_attempts=…), which counts the first call as well",
@@ -34,10 +39,11 @@ OF_OTHERS: dict[str, str] = {
 
 def check_class(cls: type) -> None:
     """Refuse attributes of a class that were options once."""
-    _refuse(cls, OF_A_PROCESSOR.keys() & vars(cls).keys(), OF_A_PROCESSOR)
+    refuse(cls, OF_A_PROCESSOR.keys() & vars(cls).keys(), OF_A_PROCESSOR)
 
 
-def _refuse(cls: type, given: Iterable[str], table: Mapping[str, str]) -> None:
+def refuse(cls: type, given: Iterable[str], table: Mapping[str, str]) -> None:
+    """Raise ``InvalidOption``, with what to write instead, for a name that is in the table."""
     for name in given:
         if name in table:
             raise InvalidOption(f"{cls.__name__} has no option {name!r}; {table[name]}.")
@@ -49,7 +55,7 @@ def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> 
     for name in given:
         if name in allowed:
             continue
-        _refuse(cls, [name], {**OF_A_PROCESSOR, **OF_OTHERS})
+        refuse(cls, [name], {**OF_A_PROCESSOR, **OF_OTHERS})
         if name in PARAMETERS:
             guess = f"it is a parameter of a run: {cls.__name__}(…).run({name}=…)."
         elif close := difflib.get_close_matches(name, allowed, n=1):
