@@ -75,7 +75,7 @@ def _is_there(test: str) -> bool:
 
 
 def mutants() -> Iterator[Mutant]:
-    """Read the lists, one for each stage in a row's life."""
+    """Read the lists, one for each room of the package."""
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         for each in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
             yield Mutant(**each)
