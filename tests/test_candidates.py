@@ -155,15 +155,6 @@ def test_i8_keys_that_were_tried_are_forgotten_behind_the_scan() -> None:
     assert most == scan.WINDOW
 
 
-def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
-    parcels(8)
-    among_others = by_key(set())
-    for visits, (_, waiting) in enumerate(among_others):
-        assert visits < scan.WIDE_WINDOW + 8
-        waiting.popleft()
-        among_others.scatter()
-
-
 def test_rows_that_fail_in_an_order_are_read_past_however_often_each_comes() -> None:
     """Once for each of its scans, of which a row has more than a window holds."""
     rows = parcels(8)

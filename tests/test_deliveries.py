@@ -194,10 +194,10 @@ def test_it_gives_up_at_the_last_attempt_and_at_errors_that_are_not_worth_one() 
         True,
         True,
     ]
-    assert retry.gives_up(KeyError(), 1, 3)
-    assert retry.gives_up(ConnectionResetError(), 1, 3)
-    assert not retry.gives_up(UnicodeError(), 1, 3)
-    assert not retry.gives_up(OSError(), 99, None)
+    assert retry.gives_up(KeyError(), 1)
+    assert retry.gives_up(ConnectionResetError(), 1)
+    assert not retry.gives_up(UnicodeError(), 1)
+    assert not Retry(max_attempts=None).gives_up(OSError(), 99)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import pytest
 from django.db.models import F, Value
 from django.db.models.functions import Now
 
-from dcl_processor import Report, values
+from dcl_processor import Report
 from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption, RowsFailed
+from dcl_processor.report import values
 from dcl_processor.report.report import Failure
 from tests.edge.manage import output
 
