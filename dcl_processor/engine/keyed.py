@@ -157,7 +157,7 @@ class KeyedSource:
         self._look_at_absent()
         counts = self._host.counters.counts
         counts["skipped"] += len(self._locked)
-        if self._host.stopped is None:
+        if self._end is not None and self._host.stopped is None:
             tried = {*self._turns.tried, *self._locked}
             question = self._host.ask()
             counts["held"] = scan.count(question, MOST_LOCKED, tried)
@@ -181,13 +181,12 @@ class KeyedSource:
         """Read a window; put aside the rows that are not handled in their turn."""
         host = self._host
         self.question = question = host.ask()
-        if self._end is None:
-            # Race: endless run. Rows that arrive during the run get higher keys.
-            highest = scan.highest(question)
-            self._end = Q() if highest is None else Q(pk__lte=highest)
-        pending = question.unfiltered.filter(self._end)
+        pending = question.unfiltered.filter(self._end or Q())
         read = partial(self._reads.read, pending, question.narrowed, after, tried)
         found, last = scan.retrying(read, question.using)
+        if found and self._end is None:
+            # Race: endless run. Rows that arrive during the run get higher keys.
+            self._end = Q(pk__lte=scan.highest(question) or found[0].pk)
         host.begin_window(question)
         suspects = host.notes.suspects if host.notes is not None else ()
         turn = []

@@ -102,6 +102,7 @@ class Run(Context):
         model_columns.check(processor, asked.model)
         columns.refuse_order(processor, asked.unfiltered)
         self.claims = columns.claims_of(processor, asked.model, asked.using)
+        reads = columns.reads_of(processor, asked.model, asked.using)
         question = self.ask()
         isolation.refuse_outer_transaction(question.using, processor.name)
         connection = connections[question.using]
@@ -113,7 +114,7 @@ class Run(Context):
         self.executor = self._executor()
         is_alone = self.concurrency == 1 and not processor._is_async
         query = question.queryset.query
-        if (reads := columns.reads_of(processor, asked.model, asked.using)) is not None:
+        if reads is not None:
             self.source = KeyedSource(self, reads, processor.most_of_a_key)
             return
         self.source = Source(

@@ -132,7 +132,8 @@ class Source:
             return None
         question = self.question
         assert question is not None
-        chooses = self._may_choose and self._among_others and question.own_table and not is_alone
+        chooses = self._may_choose and self._among_others and not (is_alone or question.claims)
+        chooses = chooses and question.own_table
         more = SPARE if chooses else 0
         pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
         # Race: poison row. A row that fails stays pending, and is not read again in this run.

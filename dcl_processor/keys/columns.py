@@ -44,7 +44,11 @@ def claims_of(processor: Definition[Any], model: type[Model], using: str) -> Cla
             f"{processor.name}: expected {option} on PostgreSQL or SQLite, whose locks can be "
             f"those of keys, got {using!r}, on MariaDB or MySQL; leave {option} out."
         )
-    column = column_of(processor, "group_by", model) if processor.group_by else None
+    if processor.group_by is None:
+        _refuse_composite(processor, "max_in_flight", model)
+        column = None
+    else:
+        column = column_of(processor, "group_by", model)
     return Claims(model, column, limits, mark_of(processor), using, processor.name)
 
 
@@ -59,6 +63,7 @@ def reads_of(processor: Definition[Any], model: type[Model], using: str) -> Read
 
 def column_of(processor: Definition[Any], option: str, model: type[Model]) -> str:
     """Return the ``attname`` of the column of a key; raises ``InvalidOption``."""
+    _refuse_composite(processor, option, model)
     name = getattr(processor, option)
     columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
     column: Any = columns.get(name)
@@ -82,6 +87,17 @@ def column_of(processor: Definition[Any], option: str, model: type[Model]) -> st
             "column."
         )
     return str(column.attname)
+
+
+def _refuse_composite(processor: Definition[Any], option: str, model: type[Model]) -> None:
+    """Raise ``InvalidOption`` for rows that no single column names."""
+    if len(model._meta.pk_fields) > 1:
+        raise InvalidOption(
+            f"{processor.name}: expected a model with a primary key of one column for {option}, "
+            f"whose claims name each row by it, got {model._meta.label} with "
+            f"{', '.join(f.name for f in model._meta.pk_fields)}; leave {option} out, or give the "
+            "model a primary key of one column."
+        )
 
 
 def refuse_order(processor: Definition[Any], pending: QuerySet[Any, Any]) -> None:
@@ -113,8 +129,8 @@ def key_value(label: str, field: Any, key: Any) -> Any:
     if isinstance(key, Model):
         if related is None or not isinstance(key, related):
             raise InvalidOption(f"{named}, got {key!r}.")
-        value = getattr(key, field.target_field.attname)
-        if value is None:
+        key = getattr(key, field.target_field.attname)
+        if key is None:
             raise InvalidOption(
                 f"{label}: expected lock_key() to take a saved row, got one without a key."
             )

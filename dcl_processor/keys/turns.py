@@ -78,7 +78,11 @@ class Turns:
         key = self._back(pk)
         if missed:
             self.pause(pk, key)
-        elif not done:
+        elif _Key(key) in self.paused:
+            # A place is free that a row of the key was missed for.
+            self.paused.discard(_Key(key))
+            self.is_over = False
+        if not (done or missed):
             self.tried[pk] = None
         if key is not None and (missed or (not done and self.in_order)):
             # What was read of it is old: another worker has the key, or its head has failed.

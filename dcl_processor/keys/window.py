@@ -6,10 +6,13 @@ index on the key, its order and the primary key the whole table is read for each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet, Value, Window
 from django.db.models.expressions import RawSQL
@@ -28,8 +31,12 @@ _WINDOW = """
 WITH RECURSIVE walk (key) AS (
   ({first}) UNION ALL SELECT ({then}) FROM walk WHERE walk.key IS NOT NULL
 ), k AS MATERIALIZED (SELECT key FROM walk WHERE key IS NOT NULL LIMIT {keys})
-SELECT (SELECT key FROM k OFFSET {keys} - 1), k.key, r.* FROM k
+SELECT {last}, (SELECT key FROM k OFFSET {keys} - 1), k.key, r.* FROM k
 JOIN LATERAL ({rows} LIMIT greatest({most} / (SELECT count(*) FROM k), 1)) AS r ON true"""
+_BESIDE = " UNION ALL SELECT {part}, NULL, key, true, pk FROM ({rows}) AS _beside (pk, key)"
+
+#: The parts of a window: rows to be taken over, rows without a key, and those that are read by key.
+_LAPSED, _KEYLESS, _KEYED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +83,25 @@ class Reads:
         walk = tries.filter(**{f"{self.column}__isnull": False}).order_by(self.column)
         walk = walk.values_list(self.column, flat=True)
         rest = walk if after is None else walk.filter(**{f"{self.column}__gt": after})
-        shown = self._shown(pending, due, tries)
+        shown, beside = self._shown(pending, due, tries), self._beside(tries, after)
         if connections[self.using].vendor == "postgresql":
-            keyed, last = self._probed(walk, rest, shown)
+            answer, last = self._probed(walk, rest, shown, beside)
+        elif after is None and not tries.exists():
+            return [], None
         else:
-            keyed, last = self._numbered(rest, shown)
-        found = [Found(pk, key, bool(is_due)) for key, is_due, pk in keyed]
-        return [*self._first(tries, is_start=after is None), *found], last
+            answer, last = self._numbered(rest, shown, beside)
+        return [Found(pk, key, bool(due), part == _LAPSED) for part, key, due, pk in answer], last
 
-    def _first(self, tries: QuerySet[Any], *, is_start: bool) -> Iterator[Found]:
-        """Yield rows that are not read by key: those to be taken over, and those without a key."""
+    def _beside(self, tries: QuerySet[Any], after: Any) -> dict[int, QuerySet[Any, Any]]:
+        """Return the rows that are not read by key: those to be taken over, and without a key."""
+        found = dict[int, QuerySet[Any, Any]]()
         if self.mark is not None and self.mark.lapsed is not None:
             # Race: poison row. A lapsed row keeps its key's others from being claimed, and is not
             # always among the first rows of its key.
-            lapsed = tries.filter(self.mark.in_flight).order_by("pk")[:KEYS]
-            for pk, key in lapsed.values_list("pk", self.column):
-                yield Found(pk, key, is_leftover=True)
-        if is_start:
-            without = in_order(tries.filter(**{f"{self.column}__isnull": True}))
-            for pk, key in without[: ROWS // 2].values_list("pk", self.column):
-                yield Found(pk, key)
+            found[_LAPSED] = tries.filter(self.mark.in_flight).order_by("pk")[:KEYS]
+        if after is None:
+            found[_KEYLESS] = in_order(tries.filter(**{f"{self.column}__isnull": True}))[: ROWS // 2]
+        return {part: rows.values_list("pk", self.column) for part, rows in found.items()}
 
     def _shown(self, pending: QuerySet[Any], due: Q | None, tries: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows to show: in order those that are not due, too, because others wait."""
@@ -106,26 +112,44 @@ class Reads:
         return shown
 
     def _probed(
-        self, walk: QuerySet[Any, Any], rest: QuerySet[Any, Any], shown: QuerySet[Any]
+        self,
+        walk: QuerySet[Any, Any],
+        rest: QuerySet[Any, Any],
+        shown: QuerySet[Any],
+        beside: Mapping[int, QuerySet[Any, Any]],
     ) -> tuple[list[tuple[Any, ...]], Any]:
-        """Probe for each key, and for its first rows."""
+        """Probe for each key, and for its first rows; all in one statement."""
         rows = in_order(shown.filter(**{self.column: RawSQL("k.key", ())}))
         parts = {
             "first": rest[:1],
             "then": walk.filter(**{f"{self.column}__gt": RawSQL("walk.key", ())})[:1],
             "rows": rows.values_list("dcl_due", "pk"),
         }
-        compiled = {
-            name: each.query.get_compiler(self.using).as_sql() for name, each in parts.items()
-        }
-        sql = _WINDOW.format(keys=KEYS, most=ROWS, **{n: text for n, (text, _) in compiled.items()})
+        try:
+            compiled = {name: self._compiled(each) for name, each in parts.items()}
+        except EmptyResultSet:
+            return [], None
+        texts = {name: text for name, (text, _) in compiled.items()}
+        sql = _WINDOW.format(keys=KEYS, most=ROWS, last=_KEYED, **texts)
+        for part, each in beside.items():
+            with suppress(EmptyResultSet):
+                compiled[part] = self._compiled(each)
+                sql += _BESIDE.format(part=part, rows=compiled[part][0])
         with connections[self.using].cursor() as cursor:
             cursor.execute(sql, [each for _, params in compiled.values() for each in params])
-            answer = cursor.fetchall()
-        return [tuple(row) for _, *row in answer], answer[0][0] if answer else None
+            answer = sorted(cursor.fetchall(), key=itemgetter(0))
+        last = answer[-1][1] if answer and answer[-1][0] == _KEYED else None
+        return [(part, *row) for part, _, *row in answer], last
+
+    def _compiled(self, rows: QuerySet[Any, Any]) -> tuple[str, Sequence[Any]]:
+        statement: tuple[str, Sequence[Any]] = rows.query.get_compiler(self.using).as_sql()
+        return statement
 
     def _numbered(
-        self, rest: QuerySet[Any, Any], shown: QuerySet[Any]
+        self,
+        rest: QuerySet[Any, Any],
+        shown: QuerySet[Any],
+        beside: Mapping[int, QuerySet[Any, Any]],
     ) -> tuple[list[tuple[Any, ...]], Any]:
         """Give the rows of each key a number, where there is no LATERAL."""
         keys = [*rest.distinct()[:KEYS]]
@@ -134,4 +158,6 @@ class Reads:
         rows = shown.filter(**{f"{self.column}__in": keys}).order_by().annotate(dcl_number=number)
         rows = rows.filter(dcl_number__lte=max(ROWS // max(len(keys), 1), 1))
         keyed = rows.order_by(self.column, "dcl_number").values_list(self.column, "dcl_due", "pk")
-        return [*keyed], keys[-1] if len(keys) == KEYS else None
+        found = [(part, key, True, pk) for part, each in beside.items() for pk, key in each]
+        found += [(_KEYED, *row) for row in keyed]
+        return found, keys[-1] if len(keys) == KEYS else None

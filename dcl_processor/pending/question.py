@@ -42,9 +42,9 @@ class Question(Generic[M]):
 
     ``queryset``: on the alias that is locked and written, narrowed by the run's filter to the rows
     that may be tried now; ``unfiltered``: the user's alone. ``model``: the concrete model whose
-    rows are locked. ``own_table``: the lock may check it as well; ``asks_own_row``: so may an
-    update, of the user's question alone. ``cache``: of the statements that are compiled for this
-    window.
+    rows are locked. ``own_table``: the lock may check it as well, unless there are ``claims``;
+    ``asks_own_row``: so may an update, of the user's question alone. ``cache``: of the statements
+    that are compiled for this window.
     """
 
     queryset: QuerySet[M, M]
@@ -163,7 +163,7 @@ def ask(
         model=queryset.model._meta.concrete_model,
         using=alias,
         # Race: stale second check. Only for such a question may the lock check it as well.
-        own_table=claims is None and is_own_table(queryset),
+        own_table=is_own_table(queryset),
         asks_own_row=is_own_table(unfiltered),
         narrowed=narrowed,
         claims=claims,

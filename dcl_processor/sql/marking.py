@@ -47,7 +47,7 @@ def _still_free(question: Question[Any], *, hides: bool) -> tuple[str, list[Any]
 class Marking:
     """Lock rows, check them, write a mark and return them, in one statement.
 
-    ``bare``: the rows are locked and checked already. ``hides``: the mark takes a row out of
+    Rows that have keys are locked already. ``bare``: the rows are locked and checked already. ``hides``: the mark takes a row out of
     ``pending``, and not only out of what is due. The statement fails if it does not. Each answer
     has the columns that the question selects, followed by the row's key, the old values of the
     marked columns, and their new values.
@@ -63,7 +63,8 @@ class Marking:
         bare: bool = False,
     ) -> None:
         self._names = [*mark]
-        many = len(wanted.pks) > 1
+        has_keys = question.claims is not None and not bare
+        many = len(wanted.pks) > 1 and not has_keys
         name = "mark", bare, hides, choice_of(wanted), many, shape(mark)
         if name not in question.cache:
             compiled = self._compiled(question, wanted, mark, hides=hides, bare=bare, many=many)
@@ -72,7 +73,8 @@ class Marking:
         connection = connections[question.using]
         bound = assigned.bound(mark, connection)
         bound[number] = len(wanted.pks)
-        bound[keys] = bound_keys(question.model, question.using, wanted.pks, many=many)
+        if not has_keys:
+            bound[keys] = bound_keys(question.model, question.using, wanted.pks, many=many)
         self.statement = template.bind(bound)
 
     def _compiled(
@@ -87,8 +89,9 @@ class Marking:
     ) -> tuple[Any, ...]:
         keys, assigned = Keys(question.model, many=many), Assigned(question.model, mark)
         number = Placeholder(IntegerField())
-        some = question.table.filter(keys.condition)
-        asked = some if bare else question.queryset.filter(keys.condition)
+        has_keys = question.claims is not None and not bare
+        some = question.table if bare else question.queryset
+        asked = question.keyed(()) if has_keys else some.filter(keys.condition)
         rows = Rows(asked.order_by(), question.using)
         meta, compiler = question.model._meta, asked.query.get_compiler(question.using)
         fields: list[Any] = [meta.get_field(name) for name in self._names]
@@ -102,7 +105,7 @@ class Marking:
         columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]
         after = [f"{own}.{quote(f.column)}" for f in fields]
         returned = [*rows.selected_sql, key, *(f"dcl_taken.{n}" for n in before), *after]
-        lock = "" if bare else f" {LOCK}"
+        lock = "" if bare or has_keys else f" {LOCK}"
         # If it is not materialised, the planner may lock one set of rows and update another.
         sql = (
             f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{lock}) "
@@ -110,7 +113,8 @@ class Marking:
             f"RETURNING {', '.join(returned)}, {failing(still, 'dcl_taken')}"
         )
         params = [*locking_params, *update_params, *rows.selected_params, *still_params, number]
-        template = Template(sql, params, [keys.placeholder, *assigned.placeholders])
+        needed = [*[keys.placeholder] * (not has_keys), *assigned.placeholders]
+        template = Template(sql, params, needed)
         converters = compiler.get_converters(columns)
         key_place = keys.placeholder
         return rows, (compiler, converters), key_place, number, assigned, template, mark

@@ -162,14 +162,14 @@ class Messages(Session):
         return self._claimed(question, wanted, answers[1 : 1 + len(claiming)])
 
     def _claiming(self, question: Question[Any], wanted: Wanted) -> list[Statement]:
+        if question.claims is not None:
+            self._build = asked_of_keys(question)
+            return [*keys_locked(question, wanted), self._build[0]]
         if question.own_table:
             # Race: double claim. Another worker may have finished a row since its key was read.
             # The lock and the second check are one statement.
             self._build = locked_question(question, wanted)
             return [self._build[0]]
-        if question.claims is not None:
-            self._build = asked_of_keys(question)
-            return [*keys_locked(question, wanted), self._build[0]]
         # Race: stale second check. The snapshot of the locking statement is older than the lock.
         # The last statement has a snapshot of its own, also in one message. It answers for rows,
         # too, that the other one could not lock.
@@ -298,7 +298,15 @@ class Messages(Session):
             return super().claim_and_mark(question, wanted, mark, hides=hides)
         self.connection.ensure_connection()
         marking = Marking(question, wanted, mark, hides=hides)
-        [answer] = self._send_mark([marking.statement], wanted.pks, mark)
+        has_keys = question.claims is not None
+        locks = [BEGIN, *keys_locked(question, wanted)] if has_keys else []
+        try:
+            sent = [*locks, marking.statement, *[COMMIT] * has_keys]
+            answers = self._send_mark(sent, wanted.pks, mark)
+        except BaseException:
+            self.rollback()
+            raise
+        answer = answers[len(locks)]
         before, after = marking.marks(answer)
         try:
             rows = by_key(question, marking.rows.build(answer), wanted.pks)
@@ -307,7 +315,8 @@ class Messages(Session):
             for pk, values in before.items():
                 question.table.filter(pk=pk, **after[pk]).update(**values)
             raise
-        return Claimed(rows, wanted.visited(rows), before=before, after=after)
+        others = elsewhere(question, wanted, answers[1 : len(locks)])
+        return Claimed(rows, wanted.visited(rows), before=before, after=after, elsewhere=others)
 
     def _mark(
         self, question: Question[Any], claimed: Claimed, mark: Values, *, hides: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
+from itertools import product
 from threading import Event
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.utils import timezone
 
 from dcl_processor import Report
 from dcl_processor.exceptions import Unsupported
+from tests import seams
 from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.groups import (
@@ -79,7 +81,7 @@ def test_a_row_that_was_moved_to_the_key_of_a_row_at_work_is_not_handled(deliver
         with before_statement(is_row_lock, move):
             report, handled = run_beside(grouped, delivery)
         assert handled == []
-        assert report.stale == 1
+        assert report.skipped == 1
     assert run_beside(grouped, delivery)[1] == [moved.pk]
 
 
@@ -101,7 +103,7 @@ def test_a_key_that_another_worker_has_locked_is_visited_again(make: Make) -> No
         wait(waits)
     report, handled = results[0]
     assert handled == [two.pk]
-    assert_run(report, processed=1, stale=1)
+    assert_run(report, processed=1)
 
 
 def key_locked(depot: Depot) -> AbstractContextManager[Callable[[], None]]:
@@ -145,35 +147,31 @@ def test_a_head_that_changes_before_its_key_is_locked_comes_first(delivery: str)
     assert run_beside(in_order, delivery)[1] == [two.pk - 1, two.pk]
 
 
-def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
-    """For PostgreSQL, ``char(50)`` ignores blanks at the end."""
-    column = "ALTER TABLE tests_errand ALTER COLUMN result TYPE"
-    rows_of(1)
-    execute(f"{column} char(50)")
-    try:
-        keyed = grouped("transactional", ignore, group_by="result")
-        for act in (keyed.run, keyed.dry_run):
-            with pytest.raises(Unsupported, match="one spelling, got a column of type bpchar"):
-                act()
-    finally:
-        execute(f"{column} varchar(50)")
-
-
 @pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time")
 @pytest.mark.parametrize(
-    ("delivery", "messages"),
-    [("transactional", (2, 3, 3)), ("at_most_once", (2, 4, 4)), ("at_least_once", (2, 4, 4))],
+    ("delivery", "option"),
+    [
+        *product(MAKERS, ["group_by", "in_order", "fair_by"]),
+        *product(["transactional", "at_least_once"], ["max_in_flight"]),
+    ],
 )
-def test_how_many_messages_a_row_takes(delivery: str, messages: tuple[int, ...]) -> None:
-    def sent(make: Make, rows: int) -> int:
+def test_a_row_takes_two_messages(
+    delivery: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, rows and the question, with the mark or before the work; and the end of the row."""
+    seams.replace(monkeypatch, seams.IS_OBSERVED, lambda _: False)
+    options: dict[str, dict[str, Any]] = {
+        "group_by": {},
+        "in_order": {"in_order": True},
+        "fair_by": {"group_by": None, "fair_by": "place"},
+        "max_in_flight": {"group_by": None, "max_in_flight": 2},
+    }
+
+    def sent(rows: int) -> int:
         Errand.objects.all().delete()
         rows_of(*[place % 2 for place in range(rows)])
         with CaptureQueriesContext(connection) as queries:
-            assert make(delivery, ignore)().processed == rows
+            assert grouped(delivery, ignore, **options[option])().processed == rows
         return len(queries)
 
-    def alone(delivery: str, handler: Any) -> Any:
-        return MAKERS[delivery](handler, done={"done": True, "claimed": False})
-
-    makes: tuple[Make, ...] = (alone, grouped, in_order)
-    assert tuple((sent(make, 30) - sent(make, 10)) / 20 for make in makes) == messages
+    assert sent(30) - sent(10) == 2 * 20
