@@ -141,8 +141,6 @@ class KeyedSource:
     def _over(self, pks: Sequence[Any], **how: bool) -> None:
         for pk in pks:
             key = self._keys.pop(pk)
-            if how.get("done"):
-                self._waits = self._host.limits.waits()  # there is something to wait for
             if pk in self._turns.mine:
                 self._turns.end(pk, **how)
             elif how.get("missed"):

@@ -100,7 +100,9 @@ class Reads:
             # always among the first rows of its key.
             found[_LAPSED] = tries.filter(self.mark.in_flight).order_by("pk")[:KEYS]
         if after is None:
-            found[_KEYLESS] = in_order(tries.filter(**{f"{self.column}__isnull": True}))[: ROWS // 2]
+            found[_KEYLESS] = in_order(tries.filter(**{f"{self.column}__isnull": True}))[
+                : ROWS // 2
+            ]
         return {part: rows.values_list("pk", self.column) for part, rows in found.items()}
 
     def _shown(self, pending: QuerySet[Any], due: Q | None, tries: QuerySet[Any]) -> QuerySet[Any]:

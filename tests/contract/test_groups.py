@@ -81,9 +81,7 @@ def test_a_key_with_most_of_the_rows_holds_up_the_others_for_one_window_at_most(
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
-def test_a_key_waits_for_no_handler_of_another_key(
-    delivery: str,
-) -> None:
+def test_a_key_waits_for_no_handler_of_another_key(delivery: str) -> None:
     """Although the first rows of both were claimed together, after that of another key."""
     rows_of(0, 1, 2, 1)
     goes_on: asyncio.Event | None = None

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from datetime import timedelta
-from itertools import count
-from threading import Event
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
-from dcl_processor.definition.groups import Key, groups_of
-from dcl_processor.engine import key_claim
-from dcl_processor.engine.key_source import KeySource
-from dcl_processor.engine.settlement import Batch, Missed
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
-from dcl_processor.locking import key_lock
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import (
@@ -34,40 +26,9 @@ from tests.contract.support.groups import (
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Sample, Tag
-from tests.waiting import Barrier, until, wait
+from tests.waiting import Barrier, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-if HAS_ROW_LOCKS:
-
-    @pytest.mark.parametrize("delivery", SHORT_CLAIMS)
-    def test_a_run_leaves_no_row_whose_key_its_own_thread_had_locked(
-        delivery: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The second thread meets the lock of the first, and learns of it when all else is done."""
-        rows_of(*[1] * 6)
-        claims, ends, met, is_left = count(), count(1), Event(), Event()
-        take_turn, end = key_claim.take_turn, KeySource.end
-
-        def turn(*arguments: Any) -> Any:
-            pks, missed = take_turn(*arguments)
-            if next(claims) > 0 and pks:
-                wait(met)
-            if Missed.LOCKED in missed.values():
-                met.set()
-                wait(is_left)
-            return pks, missed
-
-        def note(source: KeySource, batch: Batch, *arguments: Any) -> None:
-            end(source, batch, *arguments)
-            if batch.rows and next(ends) == 5:
-                is_left.set()
-
-        monkeypatch.setattr(key_claim, "take_turn", turn)
-        monkeypatch.setattr(KeySource, "end", note)
-        run = grouped(delivery, ignore, max_per_group=2)
-        assert_run(run(concurrency=2, wait_for_locked=0), processed=6)
 
 
 @each_at_work
@@ -153,21 +114,6 @@ def test_as_many_rows_of_a_key_are_in_flight_as_may_be(delivery: str) -> None:
         assert handled == [rows[3].pk]
         assert report.held >= 1
     assert run_beside(two_at_once, delivery)[1] == [rows[2].pk]
-
-
-def test_the_number_of_a_lock_depends_on_table_column_and_key() -> None:
-    one = groups_of(grouped("transactional", ignore), Errand)
-    other = groups_of(grouped("transactional", ignore, group_by="code"), Errand)
-    numbers = {
-        key_lock.lock_number(Key(one, 1)),
-        key_lock.lock_number(Key(one, 2)),
-        key_lock.lock_number(Key(one, 1), 1),
-        key_lock.lock_number(Key(other, "1")),
-    }
-    assert len(numbers) == 4
-    places = enum.Enum("places", {"A": "1"}, type=str)
-    assert key_lock.lock_number(Key(other, places.A)) in numbers
-    assert all(-(2**63) <= number < 2**63 for number in numbers)
 
 
 # --- the lock of a key for producers: what they insert under it is in order with the work

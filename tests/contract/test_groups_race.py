@@ -15,7 +15,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import Report
-from dcl_processor.exceptions import Unsupported
 from tests import seams
 from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
@@ -34,7 +33,6 @@ from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked, uncommitted
-from tests.contract.support.temporary import execute
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

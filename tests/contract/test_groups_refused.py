@@ -14,7 +14,7 @@ from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-refused = pytest.raises(Unsupported, match="expected PostgreSQL or SQLite for group_by")
+refused = pytest.raises(Unsupported, match="expected group_by on PostgreSQL or SQLite")
 
 
 @pytest.mark.parametrize("delivery", MAKERS)
