@@ -47,10 +47,10 @@ def _still_free(question: Question[Any], *, hides: bool) -> tuple[str, list[Any]
 class Marking:
     """Lock rows, check them, write a mark and return them, in one statement.
 
-    Rows that have keys are locked already. ``bare``: the rows are locked and checked already. ``hides``: the mark takes a row out of
-    ``pending``, and not only out of what is due. The statement fails if it does not. Each answer
-    has the columns that the question selects, followed by the row's key, the old values of the
-    marked columns, and their new values.
+    Rows that have keys are locked already. ``bare``: the rows are locked and checked already.
+    ``hides``: the mark takes a row out of ``pending``, and not only out of what is due. The
+    statement fails if it does not. Each answer has the columns that the question selects, followed
+    by the row's key, the old values of the marked columns, and their new values.
     """
 
     def __init__(

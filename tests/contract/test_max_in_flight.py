@@ -1,0 +1,107 @@
+"""``max_in_flight``: so many rows are in flight at a time, over all workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from dcl_processor import Report
+from dcl_processor.exceptions import Unsupported
+from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
+from tests.models import Errand
+from tests.waiting import PATIENCE, wait
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def capped(handler: Any, make: the.Make, most: int = 1, **options: Any) -> Any:
+    """Make a worker of its own: another instance of the processor that has this name."""
+    return make(handler, name="shop.capped", max_in_flight=most, **options)
+
+
+def test_with_at_most_once_it_is_refused() -> None:
+    with pytest.raises(Unsupported, match="no max_in_flight with AT_MOST_ONCE"):
+        capped(the.ignore, the.at_most_once)
+
+
+if connection.vendor == "mysql":
+
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_without_advisory_locks_of_a_transaction_it_is_refused(make: the.Make) -> None:
+        the.errands(1)
+        with pytest.raises(Unsupported, match="expected max_in_flight on PostgreSQL or SQLite"):
+            capped(the.ignore, make)()
+
+
+if connection.vendor == "postgresql":
+    each = pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+
+    @contextmanager
+    def at_work(make: the.Make, number: int, most: int) -> Iterator[Event]:
+        """Have this many workers in the handler of one row each; yield what lets them go on."""
+        go_on = Event()
+        with ExitStack() as workers:
+            workers.callback(go_on.set)
+            for _ in range(number):
+                here = Event()
+
+                def handle(_: Errand, here: Event = here) -> None:
+                    here.set()
+                    wait(go_on)
+
+                run = capped(handle, make, most)
+                workers.enter_context(the.meanwhile(lambda run=run: run(limit=1)))
+                wait(here)
+            workers.callback(go_on.set)  # before the workers are waited for
+            yield go_on
+
+    @each
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_a_run_ends_as_busy_while_all_places_are_taken(make: the.Make, most: int) -> None:
+        the.errands(4)
+        with at_work(make, most, most):
+            report = capped(the.ignore, make, most)(wait_for_locked=0)
+            assert report.stopped == "busy"
+            assert (report.processed, report.failed, report.ok) == (0, 0, True)
+        assert_run(capped(the.ignore, make, most)(), processed=4 - most)
+
+    @each
+    def test_a_run_waits_for_a_place(make: the.Make) -> None:
+        the.errands(3)
+        with at_work(make, 1, 1) as go_on:
+            reports: list[Report] = []
+            with the.meanwhile(lambda: capped(the.ignore, make)(wait_for_locked=PATIENCE)) as found:
+                go_on.set()
+            reports = found
+        assert (reports[0].processed, reports[0].stopped) == (2, "drained")
+
+    def test_async_handlers_of_one_run_are_no_more_than_that() -> None:
+        the.errands(12)
+        at_once, most = 0, 0
+
+        async def handle(_: Errand) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.01)
+            at_once -= 1
+
+        report = capped(handle, the.at_least_once, 2)(concurrency=6)
+        assert_run(report, processed=12)
+        assert most <= 2
+
+    @each
+    def test_i1_a_run_without_pending_rows_is_one_read(
+        make: the.Make, django_assert_num_queries: Any
+    ) -> None:
+        run = capped(the.ignore, make)
+        run()
+        with django_assert_num_queries(1):
+            assert_run(run())
