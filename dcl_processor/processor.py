@@ -234,6 +234,12 @@ class BatchProcessor(Definition[M]):
         For code that inserts rows of the key, or changes their order. ``key``: a value of the
         column, or the related row; ``None``, which is no key, locks nothing.
         """
+        if self.is_transactional and self.most_of_a_key != 1 and self._identity in _running.get():
+            raise Unsupported(
+                f"{self.name}: expected lock_key() outside the handlers of a processor with "
+                f"max_per_group={self.max_per_group}, where two of them would wait for each "
+                "other, got it inside one; call it where the rows are inserted."
+            )
         lock_key(self, key, using)
 
     def wake(self) -> None:

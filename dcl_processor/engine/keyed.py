@@ -142,7 +142,7 @@ class KeyedSource:
         for pk in pks:
             key = self._keys.pop(pk)
             if pk in self._turns.mine:
-                self._turns.end(pk, **how)
+                self._turns.end(pk, elsewhere=pk in self._elsewhere, **how)
             elif how.get("missed"):
                 self._turns.pause(pk, key)
             elif how.get("done"):

@@ -36,7 +36,8 @@ class Turns:
     go on. Those with most rows come first, because a key that is handled one by one takes longest.
     ``mine``: the rows in flight, with their keys. ``tried``: rows that are not tried again in this
     run; in order, they hold their key while they are pending. ``paused``: keys that others had, and
-    rows without a key, which do not go on in this cycle.
+    rows that they had alone, which do not go on in this cycle. ``failed``: keys in order whose head
+    has failed; they are ``held`` for the rest of the run once a claim of another row is refused.
     """
 
     read: Read
@@ -48,6 +49,8 @@ class Turns:
     mine: dict[Any, Any] = field(default_factory=dict)
     at_work: dict[Any, int] = field(default_factory=dict)
     tried: dict[Any, None] = field(default_factory=dict)
+    failed: set[Any] = field(default_factory=set)
+    held: set[Any] = field(default_factory=set)
     paused: set[Any] = field(default_factory=set)
     after: Any = None
     is_over: bool = False
@@ -73,21 +76,29 @@ class Turns:
                 self._join(key)
         return rows
 
-    def end(self, pk: Any, *, done: bool = False, missed: bool = False) -> None:
-        """Note what became of a row: its key goes on, is left to the next cycle, or is held."""
-        key = self._back(pk)
-        if missed:
-            self.pause(pk, key)
+    def end(
+        self, pk: Any, *, done: bool = False, missed: bool = False, elsewhere: bool = False
+    ) -> None:
+        """Note what became of a row: its key goes on, is left to the next cycle, or is held.
+
+        ``elsewhere``: another session has the row locked, and not its key.
+        """
+        key, alone = self._back(pk), elsewhere and not self.in_order
+        if missed and key in self.failed:
+            self.held.add(key)
+        elif missed:
+            self.pause(pk, None if alone else key)
         elif _Key(key) in self.paused:
             # A place is free that a row of the key was missed for.
             self.paused.discard(_Key(key))
             self.is_over = False
         if not (done or missed):
             self.tried[pk] = None
-        if key is not None and (missed or (not done and self.in_order)):
+        if key is not None and ((missed and not alone) or (not done and self.in_order)):
             # What was read of it is old: another worker has the key, or its head has failed.
             self.waiting.pop(key, None)
             self.in_line.discard(key)
+            self.failed |= set() if missed else {key}
             self.is_over &= missed  # a head that was given up on holds its key no longer
         self._join(key)
         if not self.waiting.get(key):
@@ -147,7 +158,7 @@ class Turns:
         """Let the rows of a window wait; return of how many keys there are some."""
         new, known = dict[Any, deque[Any]](), {*self.mine}
         known |= {each for each in self.paused if not isinstance(each, _Key)}
-        blocked = {key for key in self.at_work if self._is_full(key)}
+        blocked = self.held | {key for key in self.at_work if self._is_full(key)}
         blocked |= {each.value for each in self.paused if isinstance(each, _Key)}
         for row in answer:
             if row.key in blocked or row.key in self.waiting or row.pk in known:

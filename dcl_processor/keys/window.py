@@ -83,7 +83,8 @@ class Reads:
         walk = tries.filter(**{f"{self.column}__isnull": False}).order_by(self.column)
         walk = walk.values_list(self.column, flat=True)
         rest = walk if after is None else walk.filter(**{f"{self.column}__gt": after})
-        shown, beside = self._shown(pending, due, tries), self._beside(tries, after)
+        shown = self._shown(pending, due, tries, tried)
+        beside = self._beside(tries, after)
         if connections[self.using].vendor == "postgresql":
             answer, last = self._probed(walk, rest, shown, beside)
         elif after is None and not tries.exists():
@@ -105,12 +106,15 @@ class Reads:
             ]
         return {part: rows.values_list("pk", self.column) for part, rows in found.items()}
 
-    def _shown(self, pending: QuerySet[Any], due: Q | None, tries: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows to show: in order those that are not due, too, because others wait."""
-        if due is None or not self.in_order:
-            shown: QuerySet[Any] = tries.annotate(dcl_due=Value(value=True))
-        else:
-            shown = pending.annotate(dcl_due=ExpressionWrapper(due, BooleanField()))
+    def _shown(
+        self, pending: QuerySet[Any], due: Q | None, tries: QuerySet[Any], tried: Sequence[Any]
+    ) -> QuerySet[Any]:
+        """Return the rows to show: in order also those that may not be tried: others wait."""
+        if not self.in_order or (due is None and not tried):
+            return tries.annotate(dcl_due=Value(value=True))
+        # Race: overtaking. A row that has failed holds its key while it is pending, and no longer.
+        free = [*[due] * (due is not None), *[~Q(pk__in=[*tried])] * bool(tried)]
+        shown: QuerySet[Any] = pending.annotate(dcl_due=ExpressionWrapper(Q(*free), BooleanField()))
         return shown
 
     def _probed(

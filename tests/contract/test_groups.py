@@ -97,7 +97,10 @@ def test_a_key_waits_for_no_handler_of_another_key(delivery: str) -> None:
         if sorted(handled) == [0, 1, 1]:
             goes_on.set()
 
-    assert_run(in_order(delivery, handle)(concurrency=3), processed=4)
+    run = proven(in_order(delivery, handle))
+    handled.clear()
+    goes_on = None
+    assert_run(run(concurrency=3), processed=4)
     assert handled[-1] == 2
 
 

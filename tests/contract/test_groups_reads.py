@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from dcl_processor.insights.answer import Finding, Level
 from dcl_processor.insights.doctor import examine
-from dcl_processor.insights.row import show
+from dcl_processor.insights.row import Row, show
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS
@@ -132,8 +132,13 @@ FREE = "a run would handle it now"
 
 def free_keys(processor: Any, rows: list[Errand]) -> list[bool | None]:
     """Return for each row whether the answer says that its group is free; ``None``: no answer."""
-    parts = [show(processor, row.pk).parts.get("key_free") for row in rows]
-    return [None if part is None else part.value for part in parts]
+    return [shown(processor, row).parts.get("key_free") for row in rows]
+
+
+def shown(processor: Any, row: Errand) -> Row:
+    found = show(processor, row.pk).value
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
@@ -142,9 +147,9 @@ def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -
     processor = grouped(delivery, the.ignore)
     with at_work(grouped, delivery, filter=the.only(rows[0])):
         assert free_keys(processor, rows) == [True, False, True]
-        found = show(processor, rows[1].pk)
+        found = shown(processor, rows[1])
         assert found.reason == f"{IN_THE_WAY} by row {rows[0].pk}"
-        assert show(processor, rows[2].pk).reason.startswith(FREE)
+        assert shown(processor, rows[2]).reason.startswith(FREE)
         two = grouped(delivery, the.ignore, max_per_group=2)
         assert free_keys(two, rows) == [True, True, True]
     assert free_keys(processor, rows[1:]) == [True, True]
@@ -153,7 +158,7 @@ def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -
 def test_of_a_group_without_marks_it_is_not_said_that_a_run_would_handle_the_row() -> None:
     """A transactional worker only locks its key."""
     row, _ = rows_of(1, 1)
-    found = show(grouped("transactional", the.ignore), row.pk)
+    found = shown(grouped("transactional", the.ignore), row)
     assert found.reason.startswith(FREE)
     if connection.vendor == "postgresql":
         assert found.reason == f"{FREE}, unless a worker has another row of its group"
@@ -171,10 +176,10 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
     processor = in_order("transactional", the.ignore)
     assert free_keys(processor, rows) == [None, False, None]
     first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first"
-    assert show(processor, rows[1].pk).reason == first
+    assert shown(processor, rows[1]).reason == first
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
     assert free_keys(processor, rows)[1] is None
-    assert show(processor, rows[0].pk).reason.startswith("it is not in pending")
+    assert shown(processor, rows[0]).reason.startswith("it is not in pending")
 
 
 def held_keys(processor: Any) -> list[Finding]:
