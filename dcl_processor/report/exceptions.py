@@ -144,3 +144,9 @@ class AttemptsUsedUp(ProcessorError):
         )
         super().__init__(f"all {attempts} attempts were used up, and {why}")
         self.is_known = is_known
+
+
+# A traceback names an error by the module from which users import it.
+for _each in [*vars().values()]:
+    if isinstance(_each, type) and issubclass(_each, ProcessorError):
+        _each.__module__ = "dcl_processor.exceptions"

@@ -26,7 +26,7 @@ def value_of(default: Any) -> str:
         return default.__name__
     if default is ...:
         return "None"  # what an overload leaves to the function itself
-    enumeration = type(default).__module__ == "dcl_processor.definition.kinds"
+    enumeration = type(default).__module__ == "dcl_processor.options.kinds"
     return f"{type(default).__name__}.{default.name}" if enumeration else repr(default)
 
 
