@@ -20,6 +20,7 @@ from dcl_processor.sql.compiled import (
     shape,
     update_sql,
 )
+from dcl_processor.sql.session import by_key
 from dcl_processor.sql.statements import LOCK, choice_of, failing, first_of, own_key, still_pending
 from dcl_processor.sql.steps import Wanted
 
@@ -132,3 +133,16 @@ class Marking:
             before[pk] = dict(zip(self._names, columns[:number], strict=True))
             after[pk] = dict(zip(self._names, columns[number:], strict=True))
         return before, after
+
+    def taken(
+        self, question: Question[Any], answers: Sequence[Any], pks: Sequence[Any]
+    ) -> tuple[dict[Any, Any], dict[Any, Values], dict[Any, Values]]:
+        """Return the marked rows, with the old and the new values of the marked columns."""
+        before, after = self.marks(answers)
+        try:
+            return by_key(question, self.rows.build(answers), pks), before, after
+        except Exception:
+            # The claim is committed, so rows that cannot be passed to the handler are put back.
+            for pk, values in before.items():
+                question.table.filter(pk=pk, **after[pk]).update(**values)
+            raise

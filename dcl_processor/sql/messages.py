@@ -298,23 +298,10 @@ class Messages(Session):
             return super().claim_and_mark(question, wanted, mark, hides=hides)
         self.connection.ensure_connection()
         marking = Marking(question, wanted, mark, hides=hides)
-        has_keys = question.claims is not None
-        locks = [BEGIN, *keys_locked(question, wanted)] if has_keys else []
-        try:
-            sent = [*locks, marking.statement, *[COMMIT] * has_keys]
-            answers = self._send_mark(sent, wanted.pks, mark)
-        except BaseException:
-            self.rollback()
-            raise
-        answer = answers[len(locks)]
-        before, after = marking.marks(answer)
-        try:
-            rows = by_key(question, marking.rows.build(answer), wanted.pks)
-        except Exception:
-            # The claim is committed, so rows that cannot be passed to the handler are put back.
-            for pk, values in before.items():
-                question.table.filter(pk=pk, **after[pk]).update(**values)
-            raise
+        locks = [] if question.claims is None else [BEGIN, *keys_locked(question, wanted)]
+        sent = [*locks, marking.statement, *[COMMIT] * bool(locks)]
+        answers = self._send_mark(sent, wanted.pks, mark)
+        rows, before, after = marking.taken(question, answers[len(locks)], wanted.pks)
         others = elsewhere(question, wanted, answers[1 : len(locks)])
         return Claimed(rows, wanted.visited(rows), before=before, after=after, elsewhere=others)
 
@@ -338,8 +325,11 @@ class Messages(Session):
     ) -> list[Any]:
         try:
             return self._send_checked(statements, pks)
-        except StillPending as error:
-            raise not_marked(self.label, error.pk, [*mark]) from error
+        except BaseException as error:
+            self.rollback()
+            if isinstance(error, StillPending):
+                raise not_marked(self.label, error.pk, [*mark]) from error
+            raise
 
     def settle(self, question: Question[Any], write: Write) -> Collection[Any]:
         self.connection.ensure_connection()
