@@ -140,7 +140,7 @@ def question(queryset: QuerySet[Any]) -> Question[Any]:
     return ask(queryset, label="test")
 
 
-def by_key(tried: set[Any]) -> scan.KeyScan[Any]:
+def by_key(tried: set[Any]) -> scan.KeyScan:
     return scan.KeyScan(lambda: ask(unsent, label="test"), tried)
 
 

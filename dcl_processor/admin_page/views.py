@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin.models import LogEntry
@@ -33,9 +33,6 @@ from dcl_processor.operator.times import span, utc
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable, shown
-
-if TYPE_CHECKING:
-    from dcl_processor.admin_page.admin import ProcessorAdmin
 
 #: Seconds that a question, and that all questions of one page, may take.
 QUESTION, PAGE = 0.9, 6.0
@@ -82,7 +79,7 @@ def _text(name: str, answer: Answer[Any]) -> str:
     return printing.answer(answer, name)
 
 
-def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
+def index(admin: Any, request: HttpRequest) -> HttpResponse:
     """Show one line for each processor, those that need a person first."""
     known, trouble = _processors()
     end, down, notes = time.monotonic() + PAGE, dict[str, str](), Notes()
@@ -112,7 +109,7 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     return _page(admin, request, "index", context)
 
 
-def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+def detail(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
     processor, down, notes = _processor(object_id), dict[str, str](), Notes()
     only = [name for name in NUMBERS if name not in ("errors", "in_doubt_since")]
@@ -154,7 +151,7 @@ def _stuck(processor: BatchProcessor[Any], state: str) -> dict[str, Any]:
     }
 
 
-def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
+def row(admin: Any, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
     """Show why one row is handled, or not, and who holds it."""
     processor, text = _processor(object_id), unquote(key)
     try:
@@ -182,7 +179,7 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
     return _page(admin, request, "row", context)
 
 
-def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+def act(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show what an action would do, or do what was confirmed."""
     processor = _processor(object_id)
     permissions.require(permissions.may_act(request, processor))
@@ -200,17 +197,14 @@ def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResp
 
 
 def confirmation(
-    admin: ProcessorAdmin,
-    request: HttpRequest,
-    processor: BatchProcessor[Any],
-    wanted: acting.Wanted,
+    admin: Any, request: HttpRequest, processor: BatchProcessor[Any], wanted: acting.Wanted
 ) -> HttpResponse:
     """Show the form that asks whether to go on; raises ``RefusedError``."""
     context = acting.to_confirm(request, processor, wanted)
     return _page(admin, request, "confirm", {**context, **_actions(admin, request, processor)})
 
 
-def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
+def control(admin: Any, request: HttpRequest, object_id: str = "") -> HttpResponse:
     """Pause or resume a processor, or all of them."""
     wanted = request.POST.get("control", "")
     if not ledger.is_on() or wanted not in ("pause", "resume"):
@@ -264,9 +258,7 @@ def _ledger_of(request: HttpRequest, name: str) -> dict[str, Any]:
     return {"may_pause": True, "subject": name or "all processors"}
 
 
-def _actions(
-    admin: ProcessorAdmin, request: HttpRequest, processor: BatchProcessor[Any]
-) -> dict[str, Any]:
+def _actions(admin: Any, request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, Any]:
     """Return what the templates need to show the actions that this user has."""
     may_act = permissions.may_act(request, processor)
     offered = acting.offered(processor) if may_act else {}
@@ -297,7 +289,7 @@ def _alarms(found: list[Status]) -> Iterator[str]:
             yield f"{each.name}: not known"
 
 
-def _address(admin: ProcessorAdmin, view: str, *arguments: str) -> str:
+def _address(admin: Any, view: str, *arguments: str) -> str:
     return reverse(
         f"admin:dcl_admin_processor_{view}",
         args=[quote(each) for each in arguments],
@@ -305,9 +297,7 @@ def _address(admin: ProcessorAdmin, view: str, *arguments: str) -> str:
     )
 
 
-def _page(
-    admin: ProcessorAdmin, request: HttpRequest, template: str, context: dict[str, Any]
-) -> HttpResponse:
+def _page(admin: Any, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
     request.current_app = admin.admin_site.name  # as the admin does
     known = {
         **admin.admin_site.each_context(request),

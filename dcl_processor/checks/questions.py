@@ -27,6 +27,7 @@ from dcl_processor.report.observer import Gates, Observers
 def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[CheckMessage]]:
     """Return the question, if it can be built, and what is wrong with it, and with the options."""
     wrong, sentence = [*_check_options(processor)], ""
+    question: Any = None
     try:
         question = ask(processor.pending, label=processor.name, using=processor.using)
     except DatabaseError:

@@ -264,7 +264,8 @@ def alarm(limit: float) -> Iterator[None]:
 
 def _end_statements() -> None:
     """End the sessions whose statement was interrupted: the server would go on with it."""
-    for each in connections.all(initialized_only=True):
+    some: Any = connections.all(initialized_only=True)
+    for each in some:
         client = getattr(each.connection, "pgconn", None)
         if client is not None and client.transaction_status == _ACTIVE:
             with suppress(Error, each.Database.Error):

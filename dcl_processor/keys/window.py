@@ -111,7 +111,8 @@ class Reads:
     ) -> QuerySet[Any]:
         """Return the rows to show: in order also those that may not be tried: others wait."""
         if not self.in_order or (due is None and not tried):
-            return tries.annotate(dcl_due=Value(value=True))
+            plain: QuerySet[Any] = tries.annotate(dcl_due=Value(value=True))
+            return plain
         # Race: overtaking. A row that has failed holds its key while it is pending, and no longer.
         free = [*[due] * (due is not None), *[~Q(pk__in=[*tried])] * bool(tried)]
         shown: QuerySet[Any] = pending.annotate(dcl_due=ExpressionWrapper(Q(*free), BooleanField()))
@@ -132,7 +133,7 @@ class Reads:
             "rows": rows.values_list("dcl_due", "pk"),
         }
         try:
-            compiled = {name: self._compiled(each) for name, each in parts.items()}
+            compiled: dict[Any, Any] = {n: self._compiled(each) for n, each in parts.items()}
         except EmptyResultSet:
             return [], None
         texts = {name: text for name, (text, _) in compiled.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -57,7 +58,7 @@ if connection.vendor == "postgresql":
                     wait(go_on)
 
                 run = capped(handle, make, most)
-                workers.enter_context(the.meanwhile(lambda run=run: run(limit=1)))
+                workers.enter_context(the.meanwhile(partial(run, limit=1)))
                 wait(here)
             workers.callback(go_on.set)  # before the workers are waited for
             yield go_on

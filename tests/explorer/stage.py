@@ -122,7 +122,7 @@ class Stage:
         self._schedule = schedule
         victims = [each for each in self._actors if each.of == 0]
         others = {TIME: self.clock.lapse, EDITOR: edit, DEATH: partial(die, self._control, victims)}
-        jobs = [others.get(each.name, self.subject.run) for each in self._begin]
+        jobs: list[Any] = [others.get(each.name, self.subject.run) for each in self._begin]
         try:
             told = schedule.run(jobs)
             reports = self._reports()

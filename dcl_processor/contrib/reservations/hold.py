@@ -84,7 +84,8 @@ def look(processor: Definition[Any], question: Question[Any], hold: Hold) -> Fou
     counter = processor.retry.attempts if processor.retry else None
     asked = _held(processor, question, hold).annotate(dcl_now=DatabaseNow()).order_by()
     columns = ["dcl_now", column_of(processor), *([counter] if counter else [])]
-    for now, time, *attempts in asked.values_list(*columns):
+    answers: Any = asked.values_list(*columns)
+    for now, time, *attempts in answers:
         passed = 1 if time is None else _stamp(time) - hold.since
         if passed == 0 or (hold.duration is not None and time and passed % hold.duration == 0):
             return Found(time, now, (attempts and attempts[0]) or 0)
