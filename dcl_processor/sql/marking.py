@@ -15,6 +15,7 @@ from dcl_processor.sql.compiled import (
     Keys,
     Placeholder,
     Rows,
+    Statement,
     Template,
     bound_keys,
     shape,
@@ -146,3 +147,25 @@ class Marking:
             for pk, values in before.items():
                 question.table.filter(pk=pk, **after[pk]).update(**values)
             raise
+
+    def undoing(self, result: Any | None) -> list[Statement]:
+        """Return what writes the old values again, for an answer that the driver cannot read.
+
+        They are written as the server has sent them, to rows that still have the new ones.
+        """
+        if result is None:
+            return []
+        (compiler, _), width, number = self._columns, len(self.rows.selected), len(self._names)
+        meta, quote = compiler.query.get_meta(), compiler.connection.ops.quote_name
+        names = [quote(meta.get_field(name).column) for name in self._names]
+        same = "".join(f" AND {name} IS NOT DISTINCT FROM %s" for name in names)
+        sql = (
+            f"UPDATE {quote(meta.db_table)} SET {', '.join(f'{name} = %s' for name in names)} "  # noqa: S608
+            f"WHERE {quote(meta.pk.column)} = %s{same}"
+        )
+        statements = []
+        for at in range(result.ntuples):
+            sent = [result.get_value(at, width + each) for each in range(2 * number + 1)]
+            key, *values = [each if each is None else each.decode() for each in sent]
+            statements.append(Statement(sql, [*values[:number], key, *values[number:]]))
+        return statements

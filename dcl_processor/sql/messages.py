@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import DataError, Error
+from django.db import Error
 from django.db.transaction import Atomic
 
 from dcl_processor.pending import steady as time
@@ -20,7 +20,7 @@ from dcl_processor.report.exceptions import SessionLost, StillPending, Transacti
 from dcl_processor.report.values import Values, resolve
 from dcl_processor.sql import isolation
 from dcl_processor.sql.compiled import LISTED, CannotCompile, Statement, update_sql
-from dcl_processor.sql.errors import NO_TRANSACTION, reconnected, state_of
+from dcl_processor.sql.errors import reconnected
 from dcl_processor.sql.marking import Marking
 from dcl_processor.sql.savepoint import NAME, RowSavepoint
 from dcl_processor.sql.session import (
@@ -32,28 +32,17 @@ from dcl_processor.sql.session import (
     show,
 )
 from dcl_processor.sql.statements import (
-    FEWER,
-    LOST,
-    MORE,
-    STILL,
     XID,
     asked_again,
     asked_of_keys,
     fence,
     locked_keys,
     locked_question,
+    meaning,
     still_asked,
     writing,
 )
-from dcl_processor.sql.steps import (
-    Claimed,
-    Wanted,
-    Write,
-    left_pending,
-    not_marked,
-    not_written,
-    several_written,
-)
+from dcl_processor.sql.steps import Claimed, Wanted, Write, not_marked, several_written
 
 BEGIN, COMMIT = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("COMMIT")
 SAVEPOINT, RELEASE = (Statement(f'{word} "{NAME}"') for word in ("SAVEPOINT", "RELEASE"))
@@ -63,9 +52,6 @@ TRY, UNDO, FORGET = (
 
 #: Seconds for which the server is asked about a transaction that it has not ended yet.
 ASK_FOR = 5.0
-
-#: invalid_savepoint_specification, or no transaction.
-_NO_SAVEPOINT = frozenset({"3B001", NO_TRANSACTION})
 
 #: libpq's PQTRANS_IDLE and PQTRANS_INERROR.
 _IDLE, _IN_ERROR = 0, 3
@@ -103,7 +89,11 @@ def send_together(cursor: Any, statements: Sequence[Statement]) -> list[Any]:
     driver, answers = cursor.cursor, list[Any]()
     with cursor.db.wrap_database_errors:
         for _ in statements:
-            answers.append(driver.fetchall() if driver.pgresult.nfields else driver.rowcount)
+            try:
+                answers.append(driver.fetchall() if driver.pgresult.nfields else driver.rowcount)
+            except Exception as error:
+                error.answer = driver.pgresult  # type: ignore[attr-defined]
+                raise
             driver.nextset()
     return answers
 
@@ -120,8 +110,8 @@ class Messages(Session):
         self._is_single = False
 
     def send(self, statements: Sequence[Statement]) -> list[Any]:
-        if len(statements) == 1 or is_observed(self.connection):
-            return [self.execute(each.sql, each.params or None) for each in statements]
+        if len(statements) > 1 and is_observed(self.connection):
+            return [self.send([each])[0] for each in statements]
         with self.connection.cursor() as cursor:
             return send_together(cursor, statements)
 
@@ -129,22 +119,11 @@ class Messages(Session):
         """Send statements that write to these rows; say what an error of them means."""
         try:
             return self.send(statements)
-        except DataError as error:
-            text = str(error)
-            if LOST in text:
-                raise TransactionLost from error
-            if STILL in text:
-                quoted = text.partition(STILL)[2]
-                still = [pk for pk in pks if quoted.startswith(f'{pk}"')]
-                raise left_pending(self.label, (still or [*pks])[0]) from error
-            if FEWER in text or MORE in text:
-                wrong = not_written if FEWER in text else several_written
-                raise wrong(self.label, pks) from error
-            raise
         except Error as error:
-            if state_of(error) in _NO_SAVEPOINT:
-                raise TransactionLost from error
-            raise
+            meant = meaning(error, self.label, pks)
+            if meant is None:
+                raise
+            raise meant from error
 
     # --- a transaction with locks
 
@@ -300,7 +279,13 @@ class Messages(Session):
         marking = Marking(question, wanted, mark, hides=hides)
         locks = [] if question.claims is None else [BEGIN, *keys_locked(question, wanted)]
         sent = [*locks, marking.statement, *[COMMIT] * bool(locks)]
-        answers = self._send_mark(sent, wanted.pks, mark)
+        try:
+            answers = self._send_mark(sent, wanted.pks, mark)
+        except Exception as error:
+            # The claim is committed, so rows that the driver cannot read are put back, too.
+            for each in marking.undoing(getattr(error.__cause__ or error, "answer", None)):
+                self.execute(each.sql, each.params)
+            raise
         rows, before, after = marking.taken(question, answers[len(locks)], wanted.pks)
         others = elsewhere(question, wanted, answers[1 : len(locks)])
         return Claimed(rows, wanted.visited(rows), before=before, after=after, elsewhere=others)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections
+from django.db import DataError, Error, connections
 from django.db.models import IntegerField, Q, QuerySet
 
 from dcl_processor.pending.question import Question, fenced_by
+from dcl_processor.report.exceptions import TransactionLost
 from dcl_processor.report.values import Values
 from dcl_processor.sql.compiled import (
     Assigned,
@@ -26,7 +27,8 @@ from dcl_processor.sql.compiled import (
     shape,
     update_sql,
 )
-from dcl_processor.sql.steps import Wanted, Write
+from dcl_processor.sql.errors import NO_TRANSACTION, state_of
+from dcl_processor.sql.steps import Wanted, Write, left_pending, not_written, several_written
 
 XID = "pg_current_xact_id()"
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
@@ -34,6 +36,23 @@ LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 #: The texts of the error with which a statement that writes fails. The transaction is not the one
 #: that has the locks; a row is still pending; the wrong number of rows was written.
 LOST, STILL, FEWER, MORE = "dcl_lost:", "dcl_still:", "dcl_fewer:", "dcl_more:"
+
+#: invalid_savepoint_specification, or no transaction.
+_NO_SAVEPOINT = frozenset({"3B001", NO_TRANSACTION})
+
+
+def meaning(error: Error, label: str, pks: Sequence[Any]) -> Exception | None:
+    """Return what the error of a statement that writes to these rows means, or ``None``: itself."""
+    text = str(error) if isinstance(error, DataError) else ""
+    if LOST in text or state_of(error) in _NO_SAVEPOINT:
+        return TransactionLost()
+    if STILL in text:
+        quoted = text.partition(STILL)[2]
+        still = [pk for pk in pks if quoted.startswith(f'{pk}"')]
+        return left_pending(label, (still or [*pks])[0])
+    if FEWER in text or MORE in text:
+        return (not_written if FEWER in text else several_written)(label, pks)
+    return None
 
 
 def first_of(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:

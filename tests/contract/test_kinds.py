@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F, Value
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
@@ -27,7 +28,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
-from tests.contract.support.temporary import at_update, execute, temporary
+from tests.contract.support.temporary import at_update, temporary
 from tests.models import Errand
 from tests.waiting import until
 
@@ -288,14 +289,23 @@ if IS_POSTGRESQL:
         with at_update("NEW.done AND NEW.result = ''", refuse):
             assert_run(make(handle)(), processed=3)
 
-    def test_i13_a_row_with_a_value_that_the_driver_cannot_read_calls_no_handler() -> None:
+    @the.all_deliveries
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @pytest.mark.parametrize("place", [0, 4])
+    def test_i13_a_row_with_a_value_that_the_driver_cannot_read_fails_alone(
+        make: the.Make, batch_size: int, place: int
+    ) -> None:
         """PostgreSQL has times that Python has not."""
-        the.errands(7)
-        execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
+        rows = the.errands(7)
+        bad = Errand.objects.filter(pk=rows[place].pk)
+        bad.update(next_attempt_at=RawSQL("'-infinity'::timestamptz", ()))
         calls: list[int] = []
-        run = the.at_least_once(lambda row: calls.append(row.place))
+        claim = {"claimed": True, "result": "at work"} if make is the.at_most_once else None
+        run = make(lambda row: calls.append(row.place), batch_size=batch_size, claim=claim)
         assert_run(run(), processed=6, failed=1)
-        assert sorted(calls) == [0, 1, 2, 3, 5, 6]
+        assert sorted(calls) == [each for each in range(7) if each != place]
+        bad.update(next_attempt_at=None)
+        assert the.untouched(rows[place])
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
