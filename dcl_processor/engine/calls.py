@@ -31,7 +31,7 @@ from dcl_processor.report.outcomes import (
     returned_error,
 )
 from dcl_processor.report.values import seconds
-from dcl_processor.sql.isolation import in_test_case, in_transaction, roll_back
+from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back
 
 #: Variables that were set by observers, such as the current span, and their values.
 Left = Mapping[ContextVar[Any], Any]
@@ -299,11 +299,14 @@ def left_open(known: set[str]) -> bool:
     """
     found = False
     for each in connections.all(initialized_only=True):
-        is_open = each.in_atomic_block or in_transaction(each)
-        if is_open and each.alias not in known and not in_test_case(each):
+        if each.alias in known or in_test_case(each):
+            continue
+        if each.in_atomic_block or in_transaction(each):
             # Race: flip without work. What the handler has written there is not committed.
             roll_back(each)
             found = True
+        elif is_lost(each):
+            each.close()  # the next row's handler has a new one
     return found
 
 

@@ -17,6 +17,9 @@ _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 #: MariaDB's driver does not know of a transaction that the caller has begun; its server does.
 _IN_TRANSACTION = 1568
 
+#: libpq's PQTRANS_IDLE and PQTRANS_UNKNOWN.
+_IDLE, _LOST = 0, 4
+
 
 class ReadCommitted(transaction.Atomic):
     """The block of a transaction that was begun at READ COMMITTED."""
@@ -137,12 +140,22 @@ def in_transaction(connection: Any) -> bool:
     if driver is None:
         return False
     if connection.vendor == "postgresql":
-        # psycopg2 has the status only in its info, which psycopg 3 would create for each read.
-        status = getattr(driver, "pgconn", None) or driver.info
-        return bool(status.transaction_status != 0)  # libpq's PQTRANS_IDLE
+        # A session that is lost has taken its transaction with it.
+        return _status(driver) not in (_IDLE, _LOST)
     if connection.vendor == "sqlite":
         return bool(driver.in_transaction)
     return bool(connection.in_atomic_block)  # MariaDB's driver does not know
+
+
+def is_lost(connection: Any) -> bool:
+    """Return whether the driver knows that the session has ended, which only PostgreSQL's does."""
+    driver = connection.connection
+    return connection.vendor == "postgresql" and driver is not None and _status(driver) == _LOST
+
+
+def _status(driver: Any) -> int:
+    # psycopg2 has the status only in its info, which psycopg 3 would create for each read.
+    return int((getattr(driver, "pgconn", None) or driver.info).transaction_status)
 
 
 def forget_transaction(connection: Any) -> None:

@@ -32,8 +32,8 @@ class Watcher:
         self._command = [
             *(sys.executable, "-m", "django", "processors", "run", *names),
             *("--watch", "0.2", "--workers", str(copies)),
-            # Several processors take turns, and short ones.
-            *(("--limit", "10") if len(names) > 1 else ()),
+            # Several processors take turns, and short ones; the workers share the limit.
+            *(("--limit", str(10 * copies)) if len(names) > 1 else ()),
         ]
         self._variables = {**os.environ, **variables}
         self._log = log

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import cycle
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 from dcl_processor import Retry
 from dcl_processor.exceptions import SessionLost
@@ -139,6 +139,29 @@ if connection.vendor == "postgresql":
             await sync_to_async(handle)(row)
 
         assert_run(make(handle_async if is_async else handle)(), processed=4, failed=1)
+
+    @the.all_deliveries
+    def test_a_session_that_was_lost_before_the_run_is_replaced(make: the.Make) -> None:
+        """And is not said to be in a transaction of the caller's."""
+        the.errands(2)
+        end_session()
+        with pytest.raises(OperationalError):
+            execute("SELECT 1")
+        assert_run(make(the.ignore)(), processed=2)
+
+    @the.each_delivery
+    def test_a_handler_that_goes_on_without_its_lost_session_has_left_no_transaction(
+        make: the.Make,
+    ) -> None:
+        the.errands(2)
+
+        def handle(row: Errand) -> None:
+            if row.place == 0:
+                end_session()
+                with suppress(OperationalError):
+                    execute("SELECT 1")
+
+        assert_run(make(handle)(), processed=2)
 
     def test_a_run_keeps_to_the_alias_of_its_first_question() -> None:
         """It would wait for its own locks."""
