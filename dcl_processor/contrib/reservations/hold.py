@@ -88,7 +88,9 @@ def look(processor: Definition[Any], question: Question[Any], hold: Hold) -> Fou
     for now, time, *attempts in answers:
         passed = 1 if time is None else _stamp(time) - hold.since
         if passed == 0 or (hold.duration is not None and time and passed % hold.duration == 0):
-            return Found(time, now, (attempts and attempts[0]) or 0)
+            number: Any = attempts[0] if attempts else 0
+            since: Any = time
+            return Found(since, now, number or 0)
     return None
 
 
