@@ -15,7 +15,7 @@ from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.engine.keyed import KeyedSource
 from dcl_processor.engine.limits import Limits, refuse_backlog
 from dcl_processor.engine.poison import Notes
-from dcl_processor.engine.resource import Resource
+from dcl_processor.engine.resource import Resource, run_coroutine
 from dcl_processor.engine.rows import Batch, Marks, Row, Unsettled, column
 from dcl_processor.engine.source import Source
 from dcl_processor.keys.claim import Claims
@@ -54,7 +54,7 @@ class Context:
         self.is_transactional = processor.is_transactional
         self.notes_failures = processor._notes_failures
         self.handler = Handler(processor)
-        self.resource = Resource(processor)
+        self.resource = Resource(processor, run_coroutine if processor._is_async else None)
         self.marks = Marks(processor)
         lease = processor.lease
         self.heartbeat = None if lease is None else Heartbeat(lease, processor.name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
+
+from asgiref.sync import async_to_sync
 
 from dcl_processor.options.options import Definition
 from dcl_processor.report.errors import forget_frames
@@ -85,3 +87,12 @@ class Resource:
                 f"{got}; wrap it with contextlib's contextmanager or closing()."
             )
         return (stack.enter_context(manager),)
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine as the handlers of a ``TestCase`` are run: in this thread, to its end."""
+
+    async def awaited() -> Any:
+        return await coroutine
+
+    return async_to_sync(awaited)()

@@ -233,6 +233,26 @@ def test_inside_testcase_handlers_run_one_at_a_time(make: Make) -> None:
     assert most == [1, 1, 1]
 
 
+@pytest.mark.django_db(transaction=False)
+@each_delivery
+def test_inside_testcase_handlers_get_an_async_resource(make: Make) -> None:
+    the.errands(2)
+    seen: list[str] = []
+
+    class Shop:
+        async def __aenter__(self) -> str:
+            return "shop"
+
+        async def __aexit__(self, *error: object) -> None:
+            seen.append("closed")
+
+    async def handle(row: Errand, resource: str) -> None:
+        seen.append(resource)
+
+    assert_run(make(handle, resource=Shop)(), processed=2)
+    assert seen == ["shop", "shop", "closed"]
+
+
 # --- rows of several claims under way on one event loop
 
 
