@@ -9,6 +9,8 @@ import re
 _SECONDS = re.compile(r"\b\d+\.\d+ s\b")
 _SHARE = re.compile(r"\b[1-9]\d* processed(, \d+ (stale|skipped))*(?= in 0.00 s \(worker \d+\))")
 _STALE = re.compile(r"\b[1-9]\d* stale\b")
+# Each worker prints its report when it ends, so that they come in any order.
+_REPORTS = re.compile(r"(?:^.* in 0\.00 s \(worker \d+\)\n?)+", re.MULTILINE)
 
 
 class Checker(doctest.OutputChecker):
@@ -31,7 +33,8 @@ def unbroken(text: str) -> str:
 def plain(text: str) -> str:
     """Make outputs of two runs comparable; a worker that got no row still differs from others."""
     text = _STALE.sub("n stale", _SECONDS.sub("0.00 s", text))
-    return _SHARE.sub("n processed", text)
+    text = _SHARE.sub("n processed", text)
+    return _REPORTS.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True))), text)
 
 
 def difference(want: str, got: str) -> str | None:

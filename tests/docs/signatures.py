@@ -17,7 +17,7 @@ NOT_FOR_CALLERS = {"self", "_", "misplaced", "rows: Never"}
 def shown(name: str, of: Callable[..., Any]) -> str:
     """Return the signature as text."""
     of = next(iter(typing.get_overloads(of)), of)
-    return f"{name}({', '.join(_parameters(inspect.signature(of)))})"
+    return f"{name}({', '.join(_parameters(_signature(of)))})"
 
 
 def value_of(default: Any) -> str:
@@ -32,7 +32,12 @@ def value_of(default: Any) -> str:
 
 def parameters(of: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters that a caller may give."""
-    return [name for name in inspect.signature(of).parameters if name not in NOT_FOR_CALLERS]
+    return [name for name in _signature(of).parameters if name not in NOT_FOR_CALLERS]
+
+
+def _signature(of: Callable[..., Any]) -> inspect.Signature:
+    # A class may have a __new__() that refuses old names, and takes anything.
+    return inspect.signature(vars(of)["__init__"] if inspect.isclass(of) else of)
 
 
 def _parameters(signature: inspect.Signature) -> list[str]:
