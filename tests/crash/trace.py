@@ -58,6 +58,7 @@ class Trace:
         self._end = end
         self._connection: Any = connections[using]
         self._written: frozenset[int] = frozenset()
+        self._locked: frozenset[int] = frozenset()
 
     def note(self, name: str, pks: frozenset[int] = frozenset(), *, commits: bool = False) -> None:
         number = len(self.boundaries)
@@ -99,8 +100,12 @@ class Trace:
         self.note(f"before {name}")
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
-        if WRITES.match(SETTLES.sub("", sql)):
-            pks = self._rows & set(integers(params))
+        named = self._rows & set(integers(params))
+        if name == "lock":
+            self._locked = named
+        elif WRITES.match(SETTLES.sub("", sql)):
+            # A claim of rows with keys marks those that the statement before it has locked.
+            pks = named or self._locked
         # A message without a BEGIN is a transaction that Django does not know.
         inside = self._connection.in_atomic_block or bool(in_transaction(self._connection))
         if inside:
