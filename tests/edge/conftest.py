@@ -14,6 +14,7 @@ from django.conf import settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
+from dcl_processor.insights import pace
 from tests.edge.manage import Install, Manage, Ran
 from tests.notes import notes_apart
 
@@ -27,6 +28,12 @@ def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the notes of the rows at hand in a folder of the test's own: the next one finds none."""
     with notes_apart(tmp_path_factory):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no command know of a look that another one has taken, as in processes of their own."""
+    monkeypatch.setattr(pace, "_looks", {})
 
 
 @pytest.fixture
