@@ -23,14 +23,7 @@ from dcl_processor.sql.compiled import LISTED, CannotCompile, Statement, update_
 from dcl_processor.sql.errors import reconnected
 from dcl_processor.sql.marking import Marking
 from dcl_processor.sql.savepoint import NAME, RowSavepoint
-from dcl_processor.sql.session import (
-    Session,
-    by_key,
-    elsewhere,
-    keys_locked,
-    make_callbacks_robust,
-    show,
-)
+from dcl_processor.sql.session import Session, by_key, elsewhere, keys_locked, make_callbacks_robust
 from dcl_processor.sql.statements import (
     XID,
     asked_again,
@@ -42,7 +35,7 @@ from dcl_processor.sql.statements import (
     still_asked,
     writing,
 )
-from dcl_processor.sql.steps import Claimed, Wanted, Write, not_marked, several_written
+from dcl_processor.sql.steps import Claimed, Wanted, Write, not_marked, several_written, show
 
 BEGIN, COMMIT = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("COMMIT")
 SAVEPOINT, RELEASE = (Statement(f'{word} "{NAME}"') for word in ("SAVEPOINT", "RELEASE"))
@@ -105,9 +98,8 @@ class Messages(Session):
         super().__init__(using, label)
         # A handler's own durable block is refused inside it.
         self._atomic = Atomic(using, savepoint=True, durable=True)
-        #: The id of the last transaction with locks, and whether its row's savepoint is open.
+        #: The id of the last transaction with locks.
         self._xid: str | None = None
-        self._is_single = False
 
     def send(self, statements: Sequence[Statement]) -> list[Any]:
         if len(statements) > 1 and is_observed(self.connection):
@@ -186,7 +178,7 @@ class Messages(Session):
         self._enter()
 
     def savepoint(self) -> RowSavepoint:
-        return RowSavepoint(self.connection, is_sent=self._is_single)
+        return RowSavepoint(self.connection, sent=NAME if self._is_single else None)
 
     def check(self) -> None:
         connection = self.connection

@@ -25,13 +25,13 @@ NAME = "dcl_row"
 class RowSavepoint:
     """Keeps or rolls back the work of the rows of a transaction, one after another.
 
-    As a wrapper of Django's cursors it precedes a row's first statement. ``is_sent``: it was
-    created in the claim's message, and is released in that of the flip.
+    As a wrapper of Django's cursors it precedes a row's first statement. ``sent``: the
+    name of the one that the claim has created, and that is released before the flip.
     """
 
-    def __init__(self, connection: Any, *, is_sent: bool) -> None:
-        self._connection, self._is_sent = connection, is_sent
-        self._callbacks, self._is_open, self._is_opening = 0, is_sent, False
+    def __init__(self, connection: Any, *, sent: str | None) -> None:
+        self._connection, self._name, self._is_sent = connection, sent or NAME, bool(sent)
+        self._callbacks, self._is_open, self._is_opening = 0, bool(sent), False
 
     def begin(self) -> None:
         """Begin a row."""
@@ -81,7 +81,7 @@ class RowSavepoint:
     def _execute(self, kind: str) -> None:
         connection = self._connection
         with connection.cursor() as cursor:
-            cursor.execute(getattr(connection.ops, kind)(connection.ops.quote_name(NAME)))
+            cursor.execute(getattr(connection.ops, kind)(connection.ops.quote_name(self._name)))
 
 
 def asked_for_rollback(connection: Any, outcome: Outcome) -> Outcome:

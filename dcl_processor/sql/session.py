@@ -22,6 +22,7 @@ from dcl_processor.report.outcomes import as_exception
 from dcl_processor.report.values import Values, resolve
 from dcl_processor.sql import isolation
 from dcl_processor.sql.errors import has_news
+from dcl_processor.sql.mysql import refuse_without_locks
 from dcl_processor.sql.savepoint import RowSavepoint
 from dcl_processor.sql.steps import (
     Claimed,
@@ -31,6 +32,7 @@ from dcl_processor.sql.steps import (
     not_marked,
     not_written,
     several_written,
+    show,
 )
 
 _FENCE = "dcl_fence"
@@ -45,12 +47,14 @@ class Session:
         self._block: Any = None
         #: Whether the last transaction was committed; its callbacks may still have raised.
         self.has_committed = False
+        self._is_single = False  # the last claim was for one row
 
     # --- a transaction with locks
 
     def claim(self, question: Question[Any], wanted: Wanted) -> Claimed:
         """Open a transaction, and lock the wanted rows that are still pending in it."""
-        self.has_committed = False
+        self.has_committed, self._is_single = False, wanted.limit == 1
+        refuse_without_locks(question)
         try:
             self.begin()
             has_locks = self.connection.features.has_select_for_update
@@ -95,7 +99,7 @@ class Session:
 
     def savepoint(self) -> RowSavepoint:
         """Return what keeps or rolls back the work of single rows in the open transaction."""
-        return RowSavepoint(self.connection, is_sent=False)
+        return RowSavepoint(self.connection, sent=_FENCE if self._is_single else None)
 
     def check(self) -> None:
         """Raise ``TransactionLost`` if the transaction with the locks is known to have ended."""
@@ -193,7 +197,8 @@ class Session:
         if pks:
             table, names = question.table.filter(these(pks)), [*mark]
             claimed.before = _read(table, names)
-            table.update(**mark)
+            if table.update(**mark) > len(pks):
+                raise several_written(self.label, pks)
             claimed.after = _read(table, names)
             # Race: double claim. A mark that is not kept would let another worker take the row.
             asked = question.still_pending(pks) if hides else question.among(pks)
@@ -314,12 +319,6 @@ def by_key(question: Question[Any], rows: Sequence[Any], pks: Sequence[Any]) -> 
                     "value, or compute it in a subquery."
                 )
     return {pk: answers[pk] for pk in pks if pk in answers}
-
-
-def show(row: Any, values: Values) -> None:
-    """Let the instance have the row's values, so that the handler's ``save()`` keeps them."""
-    known = vars(row)
-    known.update({name: value for name, value in values.items() if name in known})
 
 
 def _read(rows: QuerySet[Any, Any], names: Sequence[str]) -> dict[Any, Values]:

@@ -108,3 +108,9 @@ def left_pending(label: str, pk: Any) -> StillPending:
     )
     error.pk = pk
     return error
+
+
+def show(row: Any, values: Values) -> None:
+    """Let the instance have the row's values, so that the handler's ``save()`` keeps them."""
+    known = vars(row)
+    known.update({name: value for name, value in values.items() if name in known})
