@@ -17,14 +17,15 @@ _NUMBERS = frozenset({1213, 1205, 1020, 3572})
 
 _SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_INTERRUPT = 5, 6, 9
 
-# Of a statement, by MariaDB and by MySQL.
-_TIMED_OUT = frozenset({1969, 3024})
+# Of a statement, by MariaDB and by MySQL, and KILL QUERY.
+_TIMED_OUT = frozenset({1969, 3024, 1317})
 
 # 08 connection, 40 rollback, 53 resources, 57 operator intervention, 58 system error: PostgreSQL.
 _OF_THE_MOMENT = frozenset({"08", "40", "53", "57", "58"})
 
-# Too many connections, shutdown, connection killed, statement timeout: MariaDB.
-_OF_THE_SERVER = frozenset({1040, 1053, 1927, 1969})
+# Too many connections, shutdown, connection killed: MariaDB. Memory, disk, table of locks are full.
+_OF_THE_SERVER = frozenset({1040, 1053, 1927}) | _TIMED_OUT
+_NO_ROOM, _SQLITE_NO_ROOM = frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206}), (7, 13)
 
 #: no_active_sql_transaction, query_canceled.
 NO_TRANSACTION, CANCELLED = "25P01", "57014"
@@ -64,12 +65,12 @@ def is_passing(error: BaseException) -> bool:
     state, number = state_of(error), error_number(error)
     if state is not None:
         return state[:2] in _OF_THE_MOMENT
-    if number is not None:
-        return (
-            2000 <= number < 3000 or number in _OF_THE_SERVER
-        )  # the client's own are of a session
-    is_of_sqlite = hasattr(error.__cause__, "sqlite_errorcode")
-    return isinstance(error, OperationalError | InterfaceError) and not is_of_sqlite
+    if number is not None:  # from 2000 they are the client's own, of a session
+        return 2000 <= number < 3000 or number in _OF_THE_SERVER | _NO_ROOM
+    code = getattr(error.__cause__, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in (_SQLITE_INTERRUPT, *_SQLITE_NO_ROOM)
+    return isinstance(error, OperationalError | InterfaceError)
 
 
 def is_refusal(error: BaseException) -> bool:
