@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 from django.db import connection, models
-from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.test.utils import isolate_apps
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.columns import LeaseColumn, RetryColumns
-from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
-from tests.contract.support.temporary import temporary
-from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -97,21 +94,3 @@ def test_every_delivery_handles_each_row_once(
     assert_run(run(), processed=1)
     assert sorted(calls) == pks
     assert model.objects.filter(sent=True, leased_until=None, claimed_at=None).count() == 10
-
-
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-@pytest.mark.parametrize("size", [1, 4])
-def test_a_table_with_a_rule_is_claimed_in_several_statements(make: the.Make, size: int) -> None:
-    """It refuses ``WITH … UPDATE``, which is known before it is sent."""
-    rows, calls = the.errands(10), list[int]()
-    run = make(lambda row: calls.append(row.pk), batch_size=size)
-    rule = "CREATE RULE note AS ON UPDATE TO tests_errand DO ALSO NOTIFY changed"
-    with (
-        temporary(rule, "DROP RULE note ON tests_errand"),
-        CaptureQueriesContext(connection) as queries,
-    ):
-        assert_run(run(limit=8), processed=8, stopped="limit")
-        assert_run(run(), processed=2)
-    assert not [q for q in queries if q["sql"].startswith("WITH") and "UPDATE" in q["sql"]]
-    assert calls == [row.pk for row in rows]
-    assert Errand.objects.filter(done=True, leased_until=None, claimed_at=None).count() == 10
