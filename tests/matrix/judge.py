@@ -46,7 +46,8 @@ def _until_still(subject: Subject) -> list[Came]:
         cell = subject.cell
         if not cell.retries or cell.is_unrecorded:
             del calls[cell.place]  # it is tried in every run
-        now = [0 if cell.lasts else fired(), calls, *_state(without=cell.is_unrecorded)]
+        uncounted = cell.is_unrecorded and cell.delivery == LEAST
+        now = [0 if cell.lasts else fired(), calls, *_state(without=uncounted)]
         if now == before:
             return runs
         before = now
