@@ -230,7 +230,7 @@ def test_a_row_whose_mark_is_not_kept_is_not_handled(
     again = run()
     assert_run(again, failed=again.failed, stopped=again.stopped)
     assert again.failed
-    assert handled == [0, 1, 3, 4, 6, 7]
+    assert sorted(handled) == [0, 1, 3, 4, 6, 7]
     refused = Errand.objects.filter(place__in=[2, 5, 8])
     assert refused.filter(done=False, result="", attempts=0).count() == 3
     assert [the.state(row)["done"] for row in rows] == [True, True, False] * 3
