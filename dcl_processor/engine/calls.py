@@ -31,7 +31,13 @@ from dcl_processor.report.outcomes import (
     returned_error,
 )
 from dcl_processor.report.values import seconds
-from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back
+from dcl_processor.sql.isolation import (
+    in_test_case,
+    in_transaction,
+    is_lost,
+    roll_back,
+    says_open,
+)
 
 #: Variables that were set by observers, such as the current span, and their values.
 Left = Mapping[ContextVar[Any], Any]
@@ -301,7 +307,7 @@ def left_open(known: set[str]) -> bool:
     for each in connections.all(initialized_only=True):
         if each.alias in known or in_test_case(each):
             continue
-        if each.in_atomic_block or in_transaction(each):
+        if each.in_atomic_block or in_transaction(each) or says_open(each):
             # Race: flip without work. What the handler has written there is not committed.
             roll_back(each)
             found = True

@@ -158,6 +158,18 @@ def _status(driver: Any) -> int:
     return int((getattr(driver, "pgconn", None) or driver.info).transaction_status)
 
 
+def says_open(connection: Any) -> bool:
+    """Ask MariaDB, whose driver does not know, whether a transaction is open."""
+    if connection.vendor != "mysql" or connection.connection is None:
+        return False
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@in_transaction" if connection.mysql_is_mariadb else "SELECT 0")
+            return bool(cursor.fetchone()[0])
+    except Error:
+        return False  # the session is lost, and its transaction with it
+
+
 def forget_transaction(connection: Any) -> None:
     """Let Django know of no transaction, as in ``connect()``."""
     connection.in_atomic_block = connection.needs_rollback = False
