@@ -31,13 +31,7 @@ from dcl_processor.report.outcomes import (
     returned_error,
 )
 from dcl_processor.report.values import seconds
-from dcl_processor.sql.isolation import (
-    in_test_case,
-    in_transaction,
-    is_lost,
-    roll_back,
-    says_open,
-)
+from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back, says_open
 
 #: Variables that were set by observers, such as the current span, and their values.
 Left = Mapping[ContextVar[Any], Any]
