@@ -12,6 +12,7 @@ from dcl_processor.keys.limits import lock_number
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import ask
 from dcl_processor.report.exceptions import InvalidOption, OutsideTransaction
+from dcl_processor.sql.session import lock_database
 
 
 def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
@@ -28,7 +29,10 @@ def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
         )
     field: Any = asked.model._meta.get_field(claims.column)
     value = key_value(processor.name, field, key)
-    if value is None or not claims.has_locks:
+    if value is None:
+        return
+    if not claims.has_locks:
+        lock_database(asked)
         return
     first = lock_number(asked.model._meta.db_table, claims.column, value)
     with connection.cursor() as cursor:

@@ -118,15 +118,17 @@ def test_columns_that_do_not_fit_are_refused_by_the_check_and_by_a_run_of_nothin
     assert "\n" not in message.msg
 
 
-def test_a_lease_without_microseconds_is_refused_at_the_first_row() -> None:
-    """A renewal that was cut would be no worker's."""
-    Misfit.objects.create()
-    processor = misfits(**leasing("to_the_second"))
-    words = r"expected tests.Misfit.to_the_second to keep microseconds"
-    with pytest.raises(InvalidOption, match=words):
-        processor.run()
-    misfit = Misfit.objects.get()
-    assert (misfit.done, misfit.words, misfit.to_the_second) == (False, "", None)
+if connection.vendor != "sqlite":  # whose columns keep any text
+
+    def test_a_lease_without_microseconds_is_refused_at_the_first_row() -> None:
+        """A renewal that was cut would be no worker's."""
+        Misfit.objects.create()
+        processor = misfits(**leasing("to_the_second"))
+        words = r"expected tests.Misfit.to_the_second to keep microseconds"
+        with pytest.raises(InvalidOption, match=words):
+            processor.run()
+        misfit = Misfit.objects.get()
+        assert (misfit.done, misfit.words, misfit.to_the_second) == (False, "", None)
 
 
 @deliveries
