@@ -101,11 +101,11 @@ class Trace:
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
         named = self._rows & set(integers(params))
-        if name == "lock":
-            self._locked = named
-        elif WRITES.match(SETTLES.sub("", sql)):
+        if WRITES.match(SETTLES.sub("", sql)):
             # A claim of rows with keys marks those that the statement before it has locked.
             pks = named or self._locked
+        elif name == "lock":
+            self._locked = named
         # A message without a BEGIN is a transaction that Django does not know.
         inside = self._connection.in_atomic_block or bool(in_transaction(self._connection))
         if inside:
