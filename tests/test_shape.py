@@ -67,7 +67,7 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: ALL.lines, 20_700, 15_000),
+        ("lines of the package", lambda: ALL.lines, 20_760, 15_000),
         ("lines of the core", lambda: lines(INNER), 8_660, 7_000),
         ("modules of the core", lambda: len(INNER), 59, 50),
         ("decisions of the core", lambda: decisions(INNER), 1_440, 1_100),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -76,6 +77,9 @@ class KeyedSource:
         if room <= 0:
             return None
         if self._alone:
+            if counters.refusals and not self._reads.in_order:
+                # Race: poison row. Rows whose flip is refused would end each run before the others.
+                self._alone.rotate(-secrets.randbelow(len(self._alone)))
             pk = self._alone.popleft()
             return self._wanted({pk: self._keys[pk]}, is_alone=True)
         if self._leftover and not self._keys:

@@ -121,6 +121,9 @@ class Source:
                 return None
             waiting, self._only = self._leftover, self._leftover[0]
         is_alone = waiting is not self._waiting
+        if self._alone and self._host.counters.refusals:
+            # Race: poison row. Rows whose flip is refused would end each run before the others.
+            waiting.rotate(-secrets.randbelow(len(waiting)))
         # A claim that was not answered is repeated row by row: one of them may be the cause.
         is_single = is_alone or self._is_returning or self._host.counters.refusals
         size = 1 if is_single else min(room, len(waiting))

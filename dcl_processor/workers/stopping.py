@@ -97,12 +97,16 @@ def workers_stop() -> Iterator[Stop]:
     """
     stop = Stop()
     with (
-        handled_by(lambda *_: stop.set(), [signal.SIGTERM]),
+        handled_by(lambda *_: stop.set(), [signal.SIGTERM]) as before,
         handled_by(signal.SIG_IGN, [each for each in SIGNALS if each != signal.SIGTERM]),
     ):
         # The parent has blocked them until this process has handlers for them.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        yield stop
+        try:
+            yield stop
+        finally:
+            # The parent may pass it on when this process has done its work and is about to end.
+            before[signal.SIGTERM] = signal.SIG_IGN
 
 
 @contextmanager
