@@ -70,7 +70,7 @@ def imported() -> int:
         ("lines of the package", lambda: ALL.lines, 20_760, 15_000),
         ("lines of the core", lambda: lines(INNER), 8_660, 7_000),
         ("modules of the core", lambda: len(INNER), 59, 50),
-        ("decisions of the core", lambda: decisions(INNER), 1_440, 1_100),
+        ("decisions of the core", lambda: decisions(INNER), 1_443, 1_100),
         ("lines of keys", lambda: lines(KEYS), 830, 600),
         ("modules of keys", lambda: len(KEYS), 7, 6),
         ("decisions of keys", lambda: decisions(KEYS), 130, 100),

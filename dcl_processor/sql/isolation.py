@@ -164,10 +164,10 @@ def says_open(connection: Any) -> bool:
         return False
     try:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT @@in_transaction" if connection.mysql_is_mariadb else "SELECT 0")
+            cursor.execute("SELECT @@in_transaction")
             return bool(cursor.fetchone()[0])
     except Error:
-        return False  # the session is lost, and its transaction with it
+        return False  # the session is lost, and its transaction with it; or MySQL cannot tell
 
 
 def forget_transaction(connection: Any) -> None:
