@@ -25,8 +25,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 NAME = "shop.overseen"
 
-#: SQLite has no row locks, and all other writers wait for a handler.
-needs_row_locks = pytest.mark.skipif(not HAS_ROW_LOCKS, reason="no row locks")
+#: On SQLite all other writers wait for a handler in its transaction.
+BESIDE = [the.at_most_once, the.at_least_once, *([the.transactional] if HAS_ROW_LOCKS else [])]
 
 
 def processor(handler: Any = the.ignore, make: the.Make = the.transactional, **options: Any) -> Any:
@@ -89,12 +89,10 @@ def test_all_processors_are_paused_by_one_order_and_one_stays_paused_by_itself()
     assert_run(processor()(), processed=1)
 
 
-@the.all_deliveries
+@pytest.mark.parametrize("make", BESIDE)
 def test_a_pause_lets_the_batch_at_hand_end_and_starts_no_other(
     make: the.Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if make is the.transactional and not HAS_ROW_LOCKS:
-        pytest.skip("the pause would wait for the handler's transaction")
     monkeypatch.setattr(run, "LOOK_EVERY", 0.0)
     the.errands(5)
 
@@ -142,34 +140,6 @@ def test_tables_that_are_missing_are_one_log_line_and_cost_no_row(
     assert_run(processor()())
     [told] = [each.getMessage() for each in caplog.records if "the ledger" in each.getMessage()]
     assert told.startswith("the ledger cannot be used, and is not asked for 60 s: ")
-
-
-@needs_row_locks
-def test_a_table_that_is_locked_costs_a_wait_and_no_row(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    the.errands(2)
-    monkeypatch.setattr(run, "RUN_WAIT", 0.2)
-    statement = {
-        "postgresql": f"LOCK TABLE {Control._meta.db_table}, {Record._meta.db_table}",
-        "mysql": f"LOCK TABLES {Control._meta.db_table} WRITE, {Record._meta.db_table} WRITE",
-    }[connection.vendor]
-    locked, go_on = threading.Event(), threading.Event()
-
-    def migrate() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(statement)
-            locked.set()
-            the.wait(go_on)
-
-    with the.meanwhile(migrate):
-        the.wait(locked)
-        try:
-            report = the.elsewhere(processor())
-        finally:
-            go_on.set()
-    assert_run(report, processed=2)
-    assert "the ledger cannot be used" in caplog.text
 
 
 @pytest.mark.parametrize("was_paused", [False, True])
@@ -224,59 +194,83 @@ class InATestCase(TestCase):
         assert done() == 1
 
 
-# --- two operators at once
+# --- locked by another session
 
+if HAS_ROW_LOCKS:
 
-@needs_row_locks
-def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None:
-    """Forced: the second statement waits for the lock of the first one's row."""
-    ensure(NAME)
-    first = threading.Event()
-    go_on = threading.Event()
+    def test_a_table_that_is_locked_costs_a_wait_and_no_row(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        the.errands(2)
+        monkeypatch.setattr(run, "RUN_WAIT", 0.2)
+        statement = {
+            "postgresql": f"LOCK TABLE {Control._meta.db_table}, {Record._meta.db_table}",
+            "mysql": f"LOCK TABLES {Control._meta.db_table} WRITE, {Record._meta.db_table} WRITE",
+        }[connection.vendor]
+        locked, go_on = threading.Event(), threading.Event()
 
-    def anna() -> bool:
-        with transaction.atomic():
-            won = ledger.pause(NAME, by="anna")
-            first.set()
-            the.wait(go_on)
-        return won
+        def migrate() -> None:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute(statement)
+                locked.set()
+                the.wait(go_on)
 
-    with the.meanwhile(anna) as annas:
-        the.wait(first)
-        with the.meanwhile(lambda: ledger.pause(NAME, by="ben")) as bens:
-            wait_until_a_session_waits()
-            go_on.set()
-    assert (annas, bens) == ([True], [False])
-    pause = ledger.state(NAME).pause
-    assert pause is not None
-    assert pause.by == "anna"
+        with the.meanwhile(migrate):
+            the.wait(locked)
+            try:
+                report = the.elsewhere(processor())
+            finally:
+                go_on.set()
+        assert_run(report, processed=2)
+        assert "the ledger cannot be used" in caplog.text
 
+    def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None:
+        """Forced: the second statement waits for the lock of the first one's row."""
+        ensure(NAME)
+        first = threading.Event()
+        go_on = threading.Event()
 
-@needs_row_locks
-def test_a_pause_does_not_wait_without_end_for_a_row_that_another_session_has_locked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Forced: the other session keeps its lock until the pause has been given up."""
-    monkeypatch.setattr(pausing, "LOCK_WAIT", 0.2)
-    ensure(NAME)
-    locked, go_on = threading.Event(), threading.Event()
+        def anna() -> bool:
+            with transaction.atomic():
+                won = ledger.pause(NAME, by="anna")
+                first.set()
+                the.wait(go_on)
+            return won
 
-    def forgotten() -> None:
-        with transaction.atomic():
-            list(Control.objects.select_for_update())
-            locked.set()
-            the.wait(go_on)
+        with the.meanwhile(anna) as annas:
+            the.wait(first)
+            with the.meanwhile(lambda: ledger.pause(NAME, by="ben")) as bens:
+                wait_until_a_session_waits()
+                go_on.set()
+        assert (annas, bens) == ([True], [False])
+        pause = ledger.state(NAME).pause
+        assert pause is not None
+        assert pause.by == "anna"
 
-    def give() -> None:
-        with pytest.raises(OperationalError):
-            ledger.pause(NAME)
+    def test_a_pause_does_not_wait_without_end_for_a_row_that_another_session_has_locked(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Forced: the other session keeps its lock until the pause has been given up."""
+        monkeypatch.setattr(pausing, "LOCK_WAIT", 0.2)
+        ensure(NAME)
+        locked, go_on = threading.Event(), threading.Event()
 
-    with the.meanwhile(forgotten):
-        the.wait(locked)
-        try:
-            the.elsewhere(give)
-        finally:
-            go_on.set()
-    assert not ledger.state(NAME).is_paused
-    assert models.controls().count() == 1
-    assert ledger.pause(NAME)
+        def forgotten() -> None:
+            with transaction.atomic():
+                list(Control.objects.select_for_update())
+                locked.set()
+                the.wait(go_on)
+
+        def give() -> None:
+            with pytest.raises(OperationalError):
+                ledger.pause(NAME)
+
+        with the.meanwhile(forgotten):
+            the.wait(locked)
+            try:
+                the.elsewhere(give)
+            finally:
+                go_on.set()
+        assert not ledger.state(NAME).is_paused
+        assert models.controls().count() == 1
+        assert ledger.pause(NAME)
