@@ -40,19 +40,11 @@ class KeyedSource:
         self._leftover, self._last = dict[Any, Any](), dict[Any, Any]()
         self._only: Any = None
         self._keys = dict[Any, Any]()
-        #: Rows that were missed, and those of them that other sessions had locked.
+        #: Rows that were missed, those of them that others had locked; keys of those locked here.
         self._absent, self._elsewhere = set[Any](), set[Any]()
+        self._ours = dict[Any, Any]()
         self._locked: list[Any] = []
         host.counters.passes += 1
-
-    @property
-    def in_flight(self) -> Collection[Any]:
-        return self._keys.keys() - {*self._alone}
-
-    @property
-    def table(self) -> Any:
-        """All rows of the model."""
-        return self.question.table
 
     # --- what the run takes
 
@@ -96,6 +88,8 @@ class KeyedSource:
     def _go_on(self) -> bool:
         """Begin another cycle for what others had; then give the rows that come last."""
         self._look_at_absent()
+        if not self._turns.is_over:
+            return True
         if bool(self._turns.paused) and next(self._waits, False):
             self._host.counters.passes += 1
             self._locked.clear()
@@ -110,10 +104,12 @@ class KeyedSource:
 
     # --- what became of them
 
-    def note_claim(self, batch: Batch, claimed: Claimed) -> None:  # noqa: ARG002
+    def note_claim(self, batch: Batch, claimed: Claimed) -> None:
         """Take note of rows that a claim did not get."""
         self._elsewhere.update(claimed.elsewhere)
-        self._over_missed([pk for pk in claimed.visited if pk not in claimed.rows])
+        missed = [pk for pk in claimed.visited if pk not in claimed.rows]
+        self._ours |= {pk: batch.wanted.keys[pk] for pk in {*claimed.ours}.intersection(missed)}
+        self._over_missed(missed)
 
     def missed(self, pks: Sequence[Any]) -> None:
         """Leave rows to another cycle that another session keeps from being claimed."""
@@ -175,7 +171,12 @@ class KeyedSource:
             self._host.counters.counts["stale"] += len(absent) - len(there)
             locked = [pk for pk in there if pk in self._elsewhere]
             self._locked += locked[: MOST_LOCKED - len(self._locked)]
+            # Race: key that is passed. The row was done since it was read, and no other worker
+            # has its key: one that has missed it because of this claim may have ended.
+            for pk in self._ours.keys() - {*there}:
+                self._turns.go_on(self._ours[pk])
             self._elsewhere.clear()
+            self._ours.clear()
 
     # --- the read
 

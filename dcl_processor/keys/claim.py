@@ -120,22 +120,22 @@ class Claims:
         places = {key: place for place, key in enumerate(_distinct(candidates), 1)}
         return Statement(self._lock_rows, [pks, keys, [places.get(key, 0) for key in keys]])
 
-    def locked_elsewhere(self, candidates: Mapping[Any, Any], answers: Sequence[Any]) -> set[Any]:
-        """Return the candidates whose keys were got, and that other sessions have locked.
+    def locked(
+        self, candidates: Mapping[Any, Any], answers: Sequence[Any]
+    ) -> tuple[set[Any], set[Any]]:
+        """Return the candidates that are locked, and those that other sessions have locked.
 
         ``answers``: those of ``locks()`` and ``lock_rows()``, in their order.
         """
         places = {key: str(place) for place, key in enumerate(_distinct(candidates), 1)}
-        got, ours = set(places.values()), _listed(answers[-1])
+        got, listed = set(places.values()), _listed(answers[-1])
+        ours = {pk for pk in candidates if str(pk) in listed}
         for limit, answer in zip(
             self._tried, answers[len(answers) - 1 - len(self._tried) :], strict=False
         ):
             got = _listed(answer) if limit.has_key else got if _listed(answer) else set()
-        return {
-            pk
-            for pk, key in candidates.items()
-            if str(pk) not in ours and (key is None or places[key] in got)
-        }
+        free = {pk for pk, key in candidates.items() if key is None or places[key] in got}
+        return ours, free - ours
 
     @property
     def _tried(self) -> list[Limit]:

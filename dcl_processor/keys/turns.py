@@ -89,9 +89,7 @@ class Turns:
         elif missed:
             self.pause(pk, None if alone else key)
         elif _Key(key) in self.paused:
-            # A place is free that a row of the key was missed for.
-            self.paused.discard(_Key(key))
-            self.is_over = False
+            self.go_on(key)  # a place is free that a row of the key was missed for
         if not (done or missed):
             self.tried[pk] = None
         if key is not None and ((missed and not alone) or (not done and self.in_order)):
@@ -114,6 +112,11 @@ class Turns:
     def pause(self, pk: Any, key: Any) -> None:
         """Leave a row that others had, and those of its key, to the next cycle."""
         self.paused.add(pk if key is None else _Key(key))
+
+    def go_on(self, key: Any) -> None:
+        """Let a key go on in this cycle."""
+        self.paused.discard(_Key(key))
+        self.is_over = False
 
     def resume(self) -> bool:
         """Begin another cycle for the rows that others had; return whether there are any."""

@@ -97,8 +97,8 @@ class KeyRules(Protocol):
         """Return the statement that locks the candidates whose keys were got."""
         ...
 
-    def locked_elsewhere(self, candidates: Mapping[Any, Any], answers: Sequence[Any]) -> Any:
-        """Return the candidates that other sessions have locked."""
+    def locked(self, candidates: Mapping[Any, Any], answers: Sequence[Any]) -> Any:
+        """Return the candidates that are locked, and those that other sessions have locked."""
         ...
 
     def condition(self, pending: Any, pks: Sequence[Any] = ()) -> Q:

@@ -23,7 +23,7 @@ from dcl_processor.sql.compiled import LISTED, CannotCompile, Statement, update_
 from dcl_processor.sql.errors import reconnected
 from dcl_processor.sql.marking import Marking
 from dcl_processor.sql.savepoint import NAME, RowSavepoint
-from dcl_processor.sql.session import Session, by_key, elsewhere, keys_locked, make_callbacks_robust
+from dcl_processor.sql.session import Session, by_key, keys_locked, locked, make_callbacks_robust
 from dcl_processor.sql.statements import (
     XID,
     asked_again,
@@ -149,12 +149,11 @@ class Messages(Session):
 
     def _claimed(self, question: Question[Any], wanted: Wanted, answers: list[Any]) -> Claimed:
         rows = by_key(question, self._build[1](answers[-1]), wanted.pks)
-        locked = answers[-2] if question.claims is not None else answers[0]
-        if locked:
-            self._xid = locked[0][-1]
+        locking = answers[-2:][0]
+        if locking:
+            self._xid = locking[0][-1]
         if question.claims is not None:
-            others = elsewhere(question, wanted, answers[:-1])
-            return Claimed(rows, wanted.pks, elsewhere=others)
+            return Claimed(rows, wanted.pks, **locked(question, wanted, answers[:-1]))
         if question.own_table:
             return Claimed(rows, wanted.visited(rows))
         ours = {answer[0] for answer in answers[0]}
@@ -279,8 +278,8 @@ class Messages(Session):
                 self.execute(each.sql, each.params)
             raise
         rows, before, after = marking.taken(question, answers[len(locks)], wanted.pks)
-        others = elsewhere(question, wanted, answers[1 : len(locks)])
-        return Claimed(rows, wanted.visited(rows), before=before, after=after, elsewhere=others)
+        known = locked(question, wanted, answers[1 : len(locks)])
+        return Claimed(rows, wanted.visited(rows), before=before, after=after, **known)
 
     def _mark(
         self, question: Question[Any], claimed: Claimed, mark: Values, *, hides: bool

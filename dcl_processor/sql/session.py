@@ -81,7 +81,7 @@ class Session:
         statements = keys_locked(question, wanted) if has_locks else []
         answers = [self.execute(each.sql, each.params) for each in statements]
         rows = by_key(question, [*question.keyed(wanted.pks)], wanted.pks)
-        return Claimed(rows, wanted.pks, elsewhere=elsewhere(question, wanted, answers))
+        return Claimed(rows, wanted.pks, **locked(question, wanted, answers))
 
     def _checked(self, question: Question[Any], pks: Sequence[Any], ours: Sequence[Any]) -> Claimed:
         rows = list(question.among(ours)) if ours else []
@@ -256,12 +256,13 @@ class Session:
 # --- the locks
 
 
-def elsewhere(question: Question[Any], wanted: Wanted, answers: Sequence[Any]) -> Collection[Any]:
-    """Return the wanted rows that other sessions have locked, by the answers of the locks."""
-    if question.claims is None or not answers:
-        return ()
-    found: Collection[Any] = question.claims.locked_elsewhere(wanted.candidates(), answers)
-    return found
+def locked(question: Question[Any], wanted: Wanted, answers: Sequence[Any]) -> dict[str, Any]:
+    """Return which wanted rows are locked, here and by others, by the answers of the locks."""
+    if not answers:
+        return {"ours": wanted.pks}
+    claims: Any = question.claims
+    ours, others = claims.locked(wanted.candidates(), answers)
+    return {"ours": ours, "elsewhere": others}
 
 
 def keys_locked(question: Question[Any], wanted: Wanted) -> list[Any]:

@@ -46,8 +46,8 @@ class Claimed:
 
     ``visited``: the candidates that it came to; ``locked``: those that it could lock, and that are
     not pending any more unless they are among the rows. ``before`` and ``after``: of rows with a
-    mark, the marked columns before and after the claim. ``elsewhere``: of rows with keys, those
-    that other sessions have locked.
+    mark, the marked columns before and after the claim. Of rows with keys, ``ours``: those that are
+    locked together with their keys; ``elsewhere``: those that other sessions have locked.
     """
 
     rows: dict[Any, Any]
@@ -55,6 +55,7 @@ class Claimed:
     locked: Collection[Any] = ()
     before: Mapping[Any, Values] = field(default_factory=dict)
     after: Mapping[Any, Values] = field(default_factory=dict)
+    ours: Collection[Any] = ()
     elsewhere: Collection[Any] = ()
 
 

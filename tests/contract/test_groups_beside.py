@@ -114,6 +114,24 @@ def test_as_many_rows_of_a_key_are_in_flight_as_may_be(delivery: str) -> None:
     assert run_beside(two_at_once, delivery)[1] == [rows[2].pk]
 
 
+@each_at_work
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_row_that_was_done_since_it_was_read_does_not_hold_its_key(
+    delivery: str, make: Make
+) -> None:
+    """This worker had the lock of the key: another one that missed it may have ended meanwhile."""
+    rows = rows_of(1, 1, 1, 2, 2)  # the longest key comes first
+
+    def handler(row: Errand) -> None:
+        handled.append(row.pk)
+        elsewhere(lambda: Errand.objects.filter(pk=rows[3].pk).update(done=True))
+
+    handled: list[int] = []
+    report = make(delivery, handler)(wait_for_locked=0)
+    assert_run(report, processed=4, stale=1)
+    assert sorted(handled) == [row.pk for row in rows if row.pk != rows[3].pk]
+
+
 # --- the lock of a key for producers: what they insert under it is in order with the work
 
 

@@ -165,6 +165,7 @@ RACES = [
     "two of one key",
     "overtaking",
     "poison row",
+    "key that is passed",
     "worker over the cap",
     "two orders",
     "over the rate",

@@ -78,10 +78,11 @@ def test_a_worker_that_does_not_move_lets_the_file_get_old(file: Path, audit: Pa
     ) as watcher:
         until(lambda: file.exists() and audit.read_text() != "", "the handler")
         until(lambda: alive.main([str(file), "--max-age", "4"]) == 1, "the file to get old")
-        for each in content(file)["workers"]:
-            os.kill(each["pid"], signal.SIGKILL)
+        killed = {each["pid"] for each in content(file)["workers"]}
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
         Parcel.objects.filter(pk=stuck).update(note="")  # while their successors load the project
-        wait_until_written_again(file)
+        until(lambda: killed.isdisjoint(each["pid"] for each in content(file)["workers"]), "others")
         assert watcher.end()[0] == 0
 
 
