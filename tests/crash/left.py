@@ -74,12 +74,13 @@ def kill_at_each(
     for at in tried(boundaries, f"killed in {act.__name__}, {name}"):
         fresh(*all_rows, fails=fails, of=processor)
         Path(audit).write_text("")
-        code, *_ = victims.run(name, audit, all_rows, at, act=act)
+        code, passed, result = victims.run(name, audit, all_rows, at, act=act)
         try:
             assert code == -signal.SIGKILL
             left = Left.behind(all_rows, boundaries[: at[0] + 1])
             assert effects() == left.effects
             check(processor, left)
         except AssertionError as error:
-            error.add_note(f"killed at {at[0]} of {len(boundaries)}: {at[1]}")
+            error.add_note(f"killed at {at[0]} of {len(boundaries)}: {at[1]}; exit code {code}")
+            error.add_note(f"passed: {[each.name for each in passed]}; {result}")
             raise
