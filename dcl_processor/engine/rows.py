@@ -121,7 +121,8 @@ class Marks:
         self._processor = processor
         self._now: Any = DatabaseNow()
         lease = processor.lease
-        self._end: Any = None if lease is None else self._now + timedelta(seconds=lease.seconds)
+        # SQLite's clock has no microseconds, without which a token looks like one that was cut.
+        self._end: Any = lease and self._now + timedelta(seconds=lease.seconds, microseconds=1)
         self._count = processor.retry.attempts if processor.retry is not None else None
         self._next: Any = self._count and Coalesce(F(self._count), Value(0)) + 1
 

@@ -230,8 +230,7 @@ class Source:
             self._look_at_absent()
         if self._is_returning:
             self._locked += self._waiting  # it had to stop before it came back to these
-        counts = self._host.counters.counts
-        counts["skipped"] += len(self._locked)
+        self._host.counters.counts["skipped"] += len(self._locked)
 
     # --- the order
 
