@@ -1,11 +1,9 @@
 """Fails a run that did less than it should, and writes down each failure of a test or a page.
 
 The root ``conftest.py`` loads it. With CI=true nothing may be left out: no skip, no expected
-failure, no deselected test. The one exception is ``@pytest.mark.waits_for_core("reason")``: a fault
-that today's engine keeps, and that the new core has to fix. The run fails once such a test passes.
-The options say on what a stage of ``tests/stages.toml`` runs, and how many tests it has.
-``STAGE_LIMIT`` has the seconds after which the process ends, and ``STACKS`` the file for what its
-threads did then.
+failure, no deselected test. The options say on what a stage of ``tests/stages.toml`` runs, and how
+many tests it has. ``STAGE_LIMIT`` has the seconds after which the process ends, and ``STACKS`` the
+file for what its threads did then.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from tests import failures
 
 IN_CI = os.environ.get("CI") == "true"
 LEFT_OUT = "with CI=true every test must run"
-WAITS = "waits_for_core"
 
 
 class Count:
@@ -56,7 +53,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{WAITS}(reason): fails until the new core is in place")
     config.stash[COUNT] = Count()
     config.pluginmanager.register(config.stash[COUNT])
 
@@ -72,14 +68,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         faulthandler.dump_traceback_later(float(limit), exit=True, file=stacks)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect the tests to fail that wait for the new core."""
-    for item in items:
-        if (mark := item.get_closest_marker(WAITS)) is not None:
-            (reason,) = mark.args
-            item.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -87,8 +75,7 @@ def pytest_runtest_makereport(
     """Fail a test in CI that is skipped, or whose failure is expected."""
     report = yield
     expected = hasattr(report, "wasxfail")
-    waits = expected and item.get_closest_marker(WAITS) is not None
-    if IN_CI and not report.failed and not waits and (report.skipped or expected):
+    if IN_CI and not report.failed and (report.skipped or expected):
         kind = "Expected to fail" if expected else "Skipped"
         report.outcome = "failed"
         report.longrepr = f"{kind}, but {LEFT_OUT}: {report.longrepr}"
