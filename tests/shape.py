@@ -92,11 +92,10 @@ class Package:
     def circle(self) -> list[str]:
         """Return the modules of a circle of imports, or an empty list.
 
-        That a package's ``__init__`` takes names from its own modules is no arrow.
+        What the whole package's ``__init__`` takes from its modules is for users.
         """
         graph = {
-            name: {each for each in found if not name.startswith(f"{each}.")}
-            for name, found in self.imports().items()
+            name: {each for each in found if "." in each} for name, found in self.imports().items()
         }
         try:
             TopologicalSorter(graph).prepare()

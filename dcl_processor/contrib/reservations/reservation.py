@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.contrib.reservations import hold as holds
+import dcl_processor.contrib.reservations.hold as holds
 from dcl_processor.contrib.reservations.handing_out import HandingOut, settled, written
 from dcl_processor.engine.rows import Marks, Row
 from dcl_processor.exceptions import InvalidOption, ReservationLost, Unsupported
