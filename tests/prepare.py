@@ -16,9 +16,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.admin_page.chromium import is_installed as chromium_is_installed
 from tests.environments import CHECKOUT, ENVIRONMENTS
 from tests.servers import postgresql
+from tests.servers.chromium import is_installed as chromium_is_installed
 from tests.servers.mariadb import is_installed as mariadb_is_installed
 from tests.servers.pgbouncer import is_installed as pgbouncer_is_installed
 from tests.servers.redis import is_installed as redis_is_installed

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
-from tests.admin_page.chromium import CHROMIUM
+from tests.servers.chromium import CHROMIUM
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from dcl_processor.admin_page import views
 from sample_app.shop.models import Order, Payment
 from tests import waiting
 from tests.admin_page.browser import PATIENCE, Browser
-from tests.admin_page.chromium import CHROMIUM, is_installed
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.policy import POLICY
+from tests.servers.chromium import CHROMIUM, is_installed
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -14,7 +14,7 @@ from celery.exceptions import TimeoutError as NoResultError
 
 from tests.cluster.processes import Started, worker
 from tests.cluster.processors import PLAIN, WAITS
-from tests.edge.manage import at_gate
+from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.servers.redis import is_installed, redis
 from tests.waiting import PATIENCE, Late, until

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from tests.edge.manage import CHECKOUT, environment
+from tests.databases import environment
+from tests.environments import CHECKOUT
 from tests.waiting import PATIENCE, until
 
 

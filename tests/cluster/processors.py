@@ -9,9 +9,9 @@ from typing import Any
 from django.db.models import QuerySet
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
+from tests.gates import wait_at_gate
 from tests.models import Errand, Parcel
 from tests.waiting import until
-from tests.warehouse.processors import wait_at_gate
 
 # What an errand's place makes its handler do.
 PLAIN, WAITS, MEETS = range(3)

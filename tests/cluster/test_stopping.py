@@ -23,7 +23,7 @@ from tests.cluster.conftest import (
 )
 from tests.cluster.processes import Started, worker
 from tests.cluster.processors import MEETS, PLAIN
-from tests.edge.manage import at_gate
+from tests.gates import at_gate
 from tests.models import Errand
 from tests.waiting import PATIENCE, until
 

@@ -15,9 +15,9 @@ from django.db.models import Q, QuerySet
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.crash import trace
 from tests.crash.audit import effect
+from tests.gates import wait_at_gate
 from tests.models import Depot, Errand, Parcel
 from tests.waiting import PATIENCE
-from tests.warehouse.processors import wait_at_gate
 
 # What an errand's place makes its handler do.
 PLAIN, FAILS, KILLS, WAITS, HANGS, EXITS, QUITS = range(7)

@@ -16,7 +16,7 @@ from typing import Any
 from django.db import connections
 
 from tests.contract.support.sessions import until_gone
-from tests.edge.manage import other
+from tests.databases import other
 from tests.servers.wire import Address, Wire, carrying
 from tests.waiting import wait
 

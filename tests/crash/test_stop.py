@@ -16,7 +16,8 @@ from tests.crash import processors
 from tests.crash.audit import effects
 from tests.crash.processors import WAITS
 from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, fresh, rows, those
-from tests.edge.manage import at_gate, besides_lifecycle, started
+from tests.edge.manage import besides_lifecycle, started
+from tests.gates import at_gate
 from tests.models import Errand
 from tests.waiting import PATIENCE
 

@@ -18,7 +18,7 @@ from dcl_processor import BatchProcessor
 from tests.contract.support.errands import sessions
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
-from tests.edge.manage import database_url
+from tests.databases import database_url
 from tests.waiting import PATIENCE, Late, join, until
 
 _fork = multiprocessing.get_context("forkserver")

@@ -15,7 +15,8 @@ from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.blocks import EXIT_CODE, caption, commands
 from tests.docs.output import difference
-from tests.edge.manage import CHECKOUT, on_a_terminal
+from tests.edge.manage import on_a_terminal
+from tests.environments import CHECKOUT
 
 AT_THE_END = ", at the end"
 

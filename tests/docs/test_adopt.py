@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.databases import database_url
 from tests.docs.output import unbroken
 from tests.docs.reader import Reader, connected, empty_database
-from tests.edge.manage import database_url
 
 #: Orders of the last years. The page says a million, and the first order of today comes after that.
 ROWS = int(os.environ.get("ADOPT_ROWS", "1000000"))

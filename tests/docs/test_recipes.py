@@ -12,9 +12,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from tests.databases import database_url
 from tests.docs.blocks import commands
 from tests.docs.reader import Reader, connected, empty_database
-from tests.edge.manage import database_url
 from tests.environments import ENVIRONMENTS
 
 #: What a reader adds to the settings that ``startproject`` has made.

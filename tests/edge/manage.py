@@ -12,15 +12,14 @@ from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote
 
 from django.core.management.base import OutputWrapper
-from django.db import connection, connections
+from django.db import connections
 
 from dcl_processor.management.output import Output
-from tests.waiting import PATIENCE, until
-
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests.databases import environment
+from tests.environments import CHECKOUT
+from tests.waiting import PATIENCE
 
 
 def output(verbosity: int = 1, *, terminal: bool = False) -> tuple[Output, StringIO, StringIO]:
@@ -44,38 +43,6 @@ class Ran(NamedTuple):
 
 class Manage(Protocol):
     def __call__(self, *arguments: str) -> Ran: ...
-
-
-def database_url(name: str = "") -> str:
-    """Return the URL of the test database, which the settings' own URL does not name.
-
-    ``name``: of another database on its server.
-    """
-    config = connection.settings_dict
-    name = name or str(config["NAME"])
-    if connection.vendor == "sqlite":
-        return f"sqlite:///{name}"
-    scheme = {"postgresql": "postgres", "mysql": "mysql"}[connection.vendor]
-    login = f"{quote(config['USER'])}:{quote(config['PASSWORD'])}".removesuffix(":")
-    host, port = config["HOST"], config["PORT"]
-    if socket := config["OPTIONS"].get("unix_socket"):
-        return f"{scheme}://{login}@{host}/{name}?unix_socket={socket}"
-    if host.startswith("/"):
-        return f"{scheme}://{login}@:{port}/{quote(host)}/{name}"
-    return f"{scheme}://{login}@{host}:{port}/{name}"
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Return the variables for a command on the test database."""
-    return {
-        **os.environ,
-        "DATABASE_URL": database_url(),
-        "DJANGO_SETTINGS_MODULE": "tests.warehouse.settings",
-        "PYTHONPATH": str(CHECKOUT),
-        "PYTHONWARNINGS": "error",
-        "COLUMNS": "100",
-        **variables,
-    }
 
 
 def command(*arguments: str) -> list[str]:
@@ -149,40 +116,6 @@ def started(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
             yield process
         finally:
             process.kill()
-
-
-wait_for = until
-
-
-def at_gate(gate: Path, mark: str = "reached", handlers: int = 1) -> list[int]:
-    """Wait until so many handlers have left the mark at the gate; return their processes."""
-    until(lambda: len(list(gate.glob(f"{mark}-*"))) == handlers, f"{handlers} × {mark}")
-    return sorted(int(path.name.rpartition("-")[2]) for path in gate.glob(f"{mark}-*"))
-
-
-@contextmanager
-def alias(name: str, **changes: Any) -> Iterator[str]:
-    """Add a database to those of the settings."""
-    connections.databases[name] = {**connections.databases["default"], **changes}
-    try:
-        yield name
-    finally:
-        connections[name].close()
-        del connections[name], connections.databases[name]
-
-
-@contextmanager
-def other(**changes: Any) -> Iterator[None]:
-    """Have the alias ``other`` connect with other settings."""
-    wrapper = connections["other"]
-    before = wrapper.settings_dict
-    wrapper.close()
-    wrapper.settings_dict = {**before, **changes}
-    try:
-        yield
-    finally:
-        wrapper.close()
-        wrapper.settings_dict = before
 
 
 def execute(sql: str, using: str = "default") -> None:

@@ -12,7 +12,9 @@ from datetime import timedelta
 from django.db import connection
 from django.utils import timezone
 
-from tests.edge.manage import CHECKOUT, command, environment
+from tests.databases import environment
+from tests.edge.manage import command
+from tests.environments import CHECKOUT
 from tests.models import Errand
 
 #: Apps whose processor gives rows up: without a column for the error, and with one.

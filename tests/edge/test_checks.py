@@ -17,7 +17,8 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.operator.registry import Found
-from tests.edge.manage import Install, alias, python
+from tests.databases import alias
+from tests.edge.manage import Install, python
 from tests.models import Depot, Errand, Parcel, Scan, Trailer, Vehicle
 
 Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]

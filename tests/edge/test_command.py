@@ -23,7 +23,6 @@ from tests.contract.support.clocks import HOUR, Clock
 from tests.edge.manage import (
     Install,
     Manage,
-    at_gate,
     besides_lifecycle,
     command,
     processors,
@@ -32,6 +31,7 @@ from tests.edge.manage import (
 )
 from tests.edge.stuck import claimed
 from tests.edge.watchers import parcels, unsent
+from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, join
 from tests.warehouse import processors as warehouse

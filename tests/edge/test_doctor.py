@@ -17,7 +17,8 @@ from django.test import override_settings
 from dcl_processor.insights import catalog
 from dcl_processor.insights import doctor as insights
 from dcl_processor.insights.answer import Finding, Level
-from tests.edge.manage import Install, Manage, execute, other
+from tests.databases import other
+from tests.edge.manage import Install, Manage, execute
 from tests.edge.stuck import another_session
 from tests.models import Parcel
 

@@ -17,8 +17,9 @@ import pytest
 
 from dcl_processor import alive
 from dcl_processor.workers.health import Health, Notifier, write_file
-from tests.edge.manage import Manage, at_gate, python
+from tests.edge.manage import Manage, python
 from tests.edge.watchers import parcels, wait_until_sent, watching
+from tests.gates import at_gate
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
 

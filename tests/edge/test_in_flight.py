@@ -16,8 +16,9 @@ from django.db import connection
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.engine.poison import Notes
 from tests.contract.support.reports import assert_run
-from tests.edge.manage import at_gate, processors, started
+from tests.edge.manage import processors, started
 from tests.edge.watchers import parcels
+from tests.gates import at_gate
 from tests.models import Parcel
 from tests.waiting import PATIENCE
 

@@ -32,8 +32,9 @@ from dcl_processor.report import observer
 from dcl_processor.report.observer import RunEvent, observers_installed
 from dcl_processor.report.report import Report
 from tests.contract.support import errands as the
-from tests.edge.manage import CHECKOUT, Install, python
+from tests.edge.manage import Install, python
 from tests.edge.watchers import parcels
+from tests.environments import CHECKOUT
 from tests.models import Errand
 from tests.warehouse.processors import deliver
 

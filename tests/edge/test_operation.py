@@ -15,16 +15,10 @@ from dcl_processor import batch_processor
 from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support.reports import assert_run
-from tests.edge.manage import (
-    CHECKOUT,
-    Install,
-    Manage,
-    at_gate,
-    besides_lifecycle,
-    processors,
-    started,
-)
+from tests.edge.manage import Install, Manage, besides_lifecycle, processors, started
 from tests.edge.watchers import parcels, unsent, watching
+from tests.environments import CHECKOUT
+from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE
 

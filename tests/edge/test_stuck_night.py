@@ -22,9 +22,10 @@ from sample_app.shop.demo import payment_stub
 from sample_app.shop.demo.http_stub import Answer, Request
 from sample_app.shop.demo.payment_stub import Mood, PaymentStub
 from sample_app.shop.models import Customer, Order, Payment
+from tests.databases import environment
 from tests.docs.blocks import EXIT_CODE, MANAGE, commands
 from tests.docs.output import difference
-from tests.edge.manage import CHECKOUT, environment
+from tests.environments import CHECKOUT
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -13,8 +13,9 @@ from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor.workers.visible import label, named_sessions
-from tests.edge.manage import at_gate, started
+from tests.edge.manage import started
 from tests.edge.watchers import parcels
+from tests.gates import at_gate
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -15,8 +15,9 @@ import pytest
 from dcl_processor.pending import steady
 from dcl_processor.workers import watch as watch_module
 from tests.contract.support.clocks import HOUR, Clock
-from tests.edge.manage import Install, Manage, at_gate, besides_lifecycle, processors
+from tests.edge.manage import Install, Manage, besides_lifecycle, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
+from tests.gates import at_gate
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,8 +17,9 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from dcl_processor.workers.stopping import Stop, polite_stop
-from tests.edge.manage import at_gate, processors, python, started
+from tests.edge.manage import processors, python, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
+from tests.gates import at_gate
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
 

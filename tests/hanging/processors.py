@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dcl_processor import Lease, Retry, batch_processor
+from tests.gates import wait_at_gate
 from tests.models import Errand, Parcel
-from tests.warehouse.processors import audit, wait_at_gate
+from tests.warehouse.processors import audit
 
 
 def act(row: Parcel | Errand) -> None:

@@ -18,8 +18,9 @@ from dcl_processor.management import controlling
 from dcl_processor.options.worker import this_user, worker_name
 from tests.contract.support import errands as the
 from tests.edge.conftest import _notes, gate, manage  # noqa: F401  # fixtures
-from tests.edge.manage import Manage, Ran, at_gate, started
+from tests.edge.manage import Manage, Ran, started
 from tests.edge.watchers import parcels
+from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import database_url
 from tests.docs.reader import empty_database
-from tests.edge.manage import database_url
 from tests.environments import CHECKOUT
 from tests.waiting import PATIENCE
 

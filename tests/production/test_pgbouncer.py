@@ -15,7 +15,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
-from tests.edge.manage import other
+from tests.databases import other
 from tests.models import Errand
 from tests.servers.pgbouncer import is_installed, pgbouncer
 

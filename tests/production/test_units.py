@@ -17,7 +17,7 @@ from django.db import connection, connections
 from dcl_processor import Lease, alive
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected
-from tests.edge.manage import CHECKOUT
+from tests.environments import CHECKOUT
 from tests.models import Errand
 from tests.waiting import PATIENCE, until
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import os
 import signal
 from pathlib import Path
@@ -11,9 +10,9 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.workers.stopping import Stop
+from tests.gates import wait_at_gate
 from tests.models import Errand, Parcel
-from tests.waiting import PATIENCE, Barrier, until
+from tests.waiting import PATIENCE, Barrier
 
 three_at_once = Barrier(3)
 
@@ -142,19 +141,3 @@ def audit(row: Parcel | Errand) -> None:
         # One short line in append mode is written whole, even if other processes write.
         with Path(path).open("a") as file:
             file.write(f"{row.pk} {os.getpid()}\n")
-
-
-def wait_at_gate(variable: str = "GATE") -> None:
-    """Say that a handler is at work, and stay there until the gate is opened."""
-    gc.collect()  # what an earlier run of this process was given
-    # A handler is not meant to know whether its run is to stop after this row.
-    stops = [each for each in gc.get_objects() if issubclass(type(each), Stop)]
-    gate = Path(os.environ[variable])
-    (gate / f"reached-{os.getpid()}").touch()
-
-    def is_open() -> bool:
-        if any(stop.is_set() for stop in stops):
-            (gate / f"stopping-{os.getpid()}").touch()
-        return (gate / "open").exists()
-
-    until(is_open, "the gate to be opened")
