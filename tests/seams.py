@@ -22,7 +22,6 @@ from dcl_processor.pending import question, scan, steady
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.sql import messages, session, statements, steps
 from dcl_processor.sql.compiled import Statement
-from dcl_processor.testing import racing
 
 #: An object, and the name of an attribute that is replaced.
 Seam = tuple[Any, str]
@@ -34,7 +33,6 @@ SEND_TOGETHER: Seam = (messages, "send_together")
 IS_OBSERVED: Seam = (messages, "is_observed")
 AMONG: Seam = (question.Question, "among")
 LOCKING: Seam = (session, "locking")
-RACE_TIMEOUT: Seam = (racing, "TIMEOUT")
 
 #: The processes' clock, and how a run waits.
 CLOCK: Seam = (steady, "monotonic")
