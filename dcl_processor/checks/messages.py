@@ -1,9 +1,9 @@
-"""What checks say, and what they recognise: a time that was read from the clock at an import."""
+"""What checks say, and what they look for in a query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.core import checks
@@ -13,14 +13,9 @@ from django.db import DatabaseError
 from django.db.models.expressions import Value
 from django.db.models.lookups import Lookup
 from django.db.models.sql import Query
-from django.utils import timezone
 
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
-
-# Modules are imported after this one, or a moment before it.
-_STARTED = datetime.now(UTC)
-_MARGIN = timedelta(seconds=10)
 
 
 def error(number: str, obj: Any, sentence: str, hint: str | None = None) -> CheckMessage:
@@ -34,7 +29,7 @@ def warning(number: str, obj: Any, sentence: str, hint: str) -> CheckMessage:
 
 
 def refusals(
-    number: str, processor: BatchProcessor[Any], hint: str, refuse: Callable[..., Any], *given: Any
+    number: str, processor: BatchProcessor[Any], refuse: Callable[..., Any], *given: Any
 ) -> Iterator[CheckMessage]:
     """Yield the error of the check with this number if a run would refuse the processor so."""
     try:
@@ -43,21 +38,15 @@ def refusals(
         return  # E009 reports it; or the database does not answer, which is not for a check
     except ProcessorError as refused:
         sentence = str(refused).removeprefix(f"{processor.name}: ")
-        yield error(number, processor.name, sentence, hint)
+        yield error(number, processor.name, sentence)
 
 
 def is_frozen(value: Any) -> bool:
-    """Return whether the constant looks as if it was read from a clock at this process's start.
+    """Return whether the constant looks like a time that was read from a clock at an import.
 
-    People do not write microseconds by hand, except the last one of a day. So microseconds show
-    ``now() - timedelta(days=30)`` too.
+    People write no microseconds by hand, except the last one of a day.
     """
-    if isinstance(value, datetime):
-        aware = value if timezone.is_aware(value) else timezone.make_aware(value)
-        recent = _STARTED - _MARGIN <= aware <= datetime.now(UTC) + _MARGIN
-        return recent or value.microsecond not in (0, 999_999)
-    today = datetime.now(UTC).date(), datetime.now().astimezone().date()
-    return isinstance(value, date) and value in today
+    return isinstance(value, datetime) and value.microsecond not in (0, 999_999)
 
 
 def parts(node: Any) -> Iterator[Any]:
@@ -67,11 +56,10 @@ def parts(node: Any) -> Iterator[Any]:
     if isinstance(node, Query):
         children = [node.where, *node.annotations.values()]
     elif isinstance(node, Lookup):
-        several = isinstance(node.rhs, list | tuple | set | frozenset)
-        children = [node.lhs, *(node.rhs if several else [node.rhs])]
+        children = [node.lhs, *(node.rhs if isinstance(node.rhs, list | tuple) else [node.rhs])]
     elif isinstance(node, Value):
         children = [node.value]
     elif hasattr(node, "get_source_expressions"):
         children += [getattr(node, "query", None), *node.get_source_expressions()]
     for child in children:
-        yield from () if child is None else parts(child)
+        yield from parts(child)

@@ -9,7 +9,6 @@ from django.core.checks import CheckMessage
 from django.db import DatabaseError, connections
 from django.db.models import ForeignKey, QuerySet
 from django.db.models.expressions import Col
-from django.db.models.lookups import Lookup
 from django.db.models.sql import Query
 
 import dcl_processor.engine.refusals as of_a_run
@@ -37,8 +36,7 @@ def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[Ch
     except Exception as raised:  # noqa: BLE001  # whatever the user's code raises is the finding
         sentence = f"expected pending() to return rows, got {describe(raised)}."
     if sentence:
-        hint = "pending is a queryset that can be narrowed to one row, or a callable returning one."
-        return None, [*wrong, error("E001", processor.name, sentence, hint)]
+        return None, [*wrong, error("E001", processor.name, sentence)]
     query = question.queryset.query
     wrong += [*_check_frozen(processor, query), *_check_shared(processor, query)]
     if question.using in connections.databases:  # E006 reports another one
@@ -47,10 +45,9 @@ def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[Ch
 
 
 def _check_options(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
-    hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
-    yield from refusals("E006", processor, hint, check_alias, processor.using)
-    hint, gates = "Every run is refused.", Gates(processor, Observers(processor, ""))
-    yield from refusals("E018", processor, hint, of_a_run.refuse_without_rate, processor, gates)
+    yield from refusals("E006", processor, check_alias, processor.using)
+    gates = Gates(processor, Observers(processor, ""))
+    yield from refusals("E018", processor, of_a_run.refuse_without_rate, processor, gates)
     if processor.lease is not None and processor.retry is None:
         words = (
             "AT_LEAST_ONCE without retry: the handler cannot tell a row whose worker died in the "
@@ -58,13 +55,6 @@ def _check_options(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
         )
         hint = "Set retry=Retry(…): row.attempts is above 1 for a row that was tried before."
         yield warning("W012", processor.name, words, hint)
-    if processor.in_order and (processor.retry is None or not processor._has_dead_letter):
-        words = (
-            "in_order without retry and failed: a row that always fails stops its key for good, "
-            "because no row behind it is handled."
-        )
-        hint = "Set retry=Retry(…), and failed={…}, which takes such a row out of pending."
-        yield warning("W006", processor.name, words, hint)
 
 
 def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
@@ -80,12 +70,8 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
 def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
     if processor.done is not None or processor._writes("get_done"):
         return  # the row leaves pending by its own columns, as every run verifies
-    keys: list[Any] = []
-    for node in parts(query.where):
-        if isinstance(node, Col):
-            keys.append(getattr(query.alias_map.get(node.alias), "join_field", None))
-        elif isinstance(node, Lookup) and isinstance(node.rhs, Query):
-            keys.append(getattr(node.lhs, "target", None))
+    joins = [query.alias_map.get(each.alias) for each in parts(query.where) if type(each) is Col]
+    keys = [getattr(each, "join_field", None) for each in joins]
     several = [each for each in keys if isinstance(each, ForeignKey) and not each.unique]
     for label in sorted({each.remote_field.model._meta.label for each in several}):
         words = (
@@ -105,23 +91,16 @@ def _check_database(
 ) -> Iterator[CheckMessage]:
     """Yield what every run on this database would refuse."""
     connection, model = connections[question.using], question.model
-    hint = "At an hour that is skipped, two workers would handle one row."
-    yield from refusals("E011", processor, hint, of_a_run.refuse_local_time, processor, connection)
-    hint, given = "Each thread needs a connection.", (processor, connection, processor.concurrency)
-    yield from refusals("E014", processor, hint, of_a_run.refuse_small_pool, *given)
-    wrong: list[CheckMessage] = []
-    hint = "The key is a column of the model, or a forward relation."
-    for option in ("group_by", "fair_by"):
-        if getattr(processor, option) is not None:
-            wrong += refusals("E015", processor, hint, columns.column_of, processor, option, model)
-    yield from wrong
-    if not wrong:
-        hint = "Leave the option out and run one worker, or use PostgreSQL."
-        asked = processor, model, question.using
-        yield from refusals("E016", processor, hint, columns.claims_of, *asked)
-        hint = "An order by other tables may change while a row of the key is handled."
-        order = processor, question.unfiltered
-        yield from refusals("E017", processor, hint, columns.refuse_order, *order)
+    yield from refusals("E011", processor, of_a_run.refuse_local_time, processor, connection)
+    given = processor, connection, processor.concurrency
+    yield from refusals("E014", processor, of_a_run.refuse_small_pool, *given)
+
+    def refuse_keys() -> None:
+        columns.refuse_order(processor, question.unfiltered)
+        columns.claims_of(processor, model, question.using)
+        columns.reads_of(processor, model, question.using)
+
+    yield from refusals("E015", processor, refuse_keys)
 
 
 def check_lists(

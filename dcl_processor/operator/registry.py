@@ -109,29 +109,6 @@ def _unfinished(found: Found) -> Unfinished:
     )
 
 
-def hidden(config: AppConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield what an app defines as a processor and ``find()`` does not find.
-
-    Each is its place, what it is, and how to fix it.
-    """
-    names = {} if (module := _module(config)) is None else dict(vars(module))
-    instances = [value for value in names.values() if isinstance(value, BatchProcessor)]
-    kinds = [value for value in names.values() if isinstance(value, type)]
-    classes = [kind for kind in kinds if issubclass(kind, BatchProcessor)]
-    used = {kind for instance in instances for kind in type(instance).__mro__}
-    used |= {kind for each in classes for kind in each.__mro__[1:]}  # the bases of others
-    for name, value in names.items():
-        place = f"{config.name}.{MODULE}.{name}"
-        if isinstance(value, type):
-            own = value in classes and value.__module__ == f"{config.name}.{MODULE}"
-            asks = getattr(value, "pending", None) is not BatchProcessor.pending
-            if own and asks and value not in used:
-                yield place, "a class without an instance", f"Write {name.lower()} = {name}()."
-        elif isinstance(getattr(value, "__wrapped__", None), BatchProcessor):
-            fix = "Write the other decorator below @batch_processor, so that it gets the function."
-            yield place, "a processor under another decorator", fix
-
-
 def processors() -> dict[str, BatchProcessor[Any]]:
     """Return all processors by name; raise ``InvalidOption`` if two share a name.
 

@@ -32,4 +32,4 @@ def test_the_lock_of_a_key_is_refused_as_well() -> None:
 
 def test_the_check_refuses_a_key() -> None:
     messages = check_found([Found(grouped("transactional", ignore), "tests.processors.keyed")])
-    assert "dcl_processor.E016" in {each.id for each in messages}
+    assert "dcl_processor.E015" in {each.id for each in messages}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -19,7 +19,7 @@ from dcl_processor.checks import check_found
 from dcl_processor.operator.registry import Found
 from tests.databases import alias
 from tests.edge.manage import Install, python
-from tests.models import Depot, Errand, Parcel, Scan, Trailer, Vehicle
+from tests.models import Depot, Errand, Parcel, Scan, Trailer
 
 Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]
 
@@ -41,9 +41,9 @@ def messages(*processors: BatchProcessor[Any]) -> list[CheckMessage]:
 
 
 def ids(*processors: BatchProcessor[Any]) -> list[str]:
-    # What is said of a database without row locks, and of a lease without retry, has its own tests.
+    # What is said of a lease without retry has its own test.
     found = [str(each.id).removeprefix("dcl_processor.") for each in messages(*processors)]
-    return [each for each in found if each not in {"W004", "W012"}]
+    return [each for each in found if each != "W012"]
 
 
 # --- one processor and its columns
@@ -72,12 +72,11 @@ SHARED = "pending tests tests.{} across a foreign key"
         ("E002", unsent, {"done": {"id": 0}}, "the primary key"),
         ("E002", unsent, {"done": {"scans": None}}, "got 'scans'"),
         ("E002", priced, {"done": {"gross": 4}}, "generated"),
-        ("E003", unsent, {"done": {"code": "x"}}, "into code of every row"),
         ("E004", unsent, {"done": {"sent": "maybe"}}, "must be either True or False"),
         ("E004", unsent, {"done": {"sent_at": "yesterday"}}, "format"),
         ("E004", unsent, {"done": {"sent": None}}, "NOT NULL"),
         ("E004", unsent, {"done": {"depot_id": "north"}}, "must be an integer"),
-        ("E004", unsent, {"done": {"note": "x" * 201}}, "201 characters, and the column holds 200"),
+        ("E004", unsent, {"done": {"note": "x" * 201}}, "at most 200 characters (it has 201)"),
         # The other flips are checked as this one is.
         ("E004", unsent, {"done": SENT, "failed": {"tries": "many"}}, "expected failed to give"),
         ("W002", unsent, {"done": SENT, "failed": {"sent_at": timezone.now()}}, "failed writes 20"),
@@ -94,12 +93,6 @@ SHARED = "pending tests tests.{} across a foreign key"
             {},
             SHARED.format("Depot"),
         ),
-        (
-            "W001",
-            lambda: Parcel.objects.filter(depot__in=Depot.objects.filter(open=True)),
-            {},
-            SHARED.format("Depot"),
-        ),
         ("W001", lambda: Parcel.objects.filter(tags__name="fragile"), {}, SHARED.format("Tag")),
         ("W001", lambda: Scan.objects.filter(parcel__depot__open=True), {}, SHARED.format("Depot")),
         ("W001", lambda: Scan.objects.filter(parcel__sent=False), {}, SHARED.format("Parcel")),
@@ -111,9 +104,7 @@ def test_what_is_wrong_is_one_message_that_names_it(
     (message,) = messages(processor(pending, **options))
     assert message.id == f"dcl_processor.{check}"
     assert words in message.msg
-    assert message.hint
     assert str(message).startswith("tests.handle: ")
-    assert ("dcl_processor.columns" in message.hint) == (check == "E009")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +131,6 @@ def test_what_is_wrong_is_one_message_that_names_it(
         (unsent, {"sent_at": Now()}),
         (unsent, {"sent_at": datetime(2024, 5, 1, tzinfo=UTC)}),
         (unsent, {"sent_at": datetime.max.replace(tzinfo=UTC)}),
-        (unsent, {"sent_at": date(2024, 5, 1)}),
     ],
 )
 def test_what_is_right_is_passed_in_silence(pending: Pending, done: Any) -> None:
@@ -162,20 +152,11 @@ def test_a_pending_that_asks_a_table_that_is_not_there_yet_is_no_finding() -> No
 # --- W002, W003: times frozen at import
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        timezone.now,
-        lambda: timezone.now().replace(microsecond=0),
-        lambda: timezone.now().replace(microsecond=1) - timedelta(days=30),
-        lambda: Value(timezone.now()),
-    ],
-)
-def test_a_time_read_at_import_is_a_warning(moment: Callable[[], Any]) -> None:
-    assert ids(processor(done={"sent_at": moment()})) == ["W002"]
-    assert ids(processor(Parcel.objects.filter(sent_at__lt=moment()), {"sent_at": None})) == [
-        "W003"
-    ]
+@pytest.mark.parametrize("ago", [timedelta(0), timedelta(days=30)])
+def test_a_time_read_at_import_is_a_warning(ago: timedelta) -> None:
+    read = timezone.now().replace(microsecond=1) - ago
+    assert ids(processor(done={"sent_at": read})) == ["W002"]
+    assert ids(processor(Parcel.objects.filter(sent_at__lt=read), {"sent_at": None})) == ["W003"]
 
 
 def test_a_frozen_time_is_found_wherever_it_stands_in_pending() -> None:
@@ -188,11 +169,6 @@ def test_a_frozen_time_is_found_wherever_it_stands_in_pending() -> None:
         unsent().annotate(age=now - F("sent_at")),
     ):
         assert ids(processor(rows, {"sent": True})) == ["W003"]
-
-
-def test_todays_date_is_a_warning() -> None:
-    today = datetime.now(UTC).date()
-    assert ids(processor(Parcel.objects.filter(sent_at__date=today), {"sent": True})) == ["W003"]
 
 
 # --- E005, E008: what the modules hold
@@ -214,8 +190,6 @@ def test_two_processors_of_one_name_are_an_error(install: Install) -> None:
     (message,) = found_in("post")
     assert "E005" in message
     assert "post.processors.sort and post.processors.resort" in message
-    install("office", two + "resort = Sort(name='office.resort')")
-    assert found_in("office") == []
 
 
 def test_a_definition_that_is_refused_is_an_error(install: Install) -> None:
@@ -228,11 +202,11 @@ def test_a_definition_that_is_refused_is_an_error(install: Install) -> None:
     """,
     )
     (message,) = found_in("post")
-    assert message.startswith("post: (dcl_processor.E008) send: expected done to name")
-    assert "post.processors" in message
+    assert message.startswith("post: (dcl_processor.E008) expected post.processors to be imported")
+    assert "send: expected done to name" in message
 
 
-# --- E006, E007, W004: databases
+# --- E006, E014: databases
 
 
 def test_an_alias_that_does_not_exist_is_an_error() -> None:
@@ -249,13 +223,6 @@ def test_no_other_check_asks_an_alias_that_does_not_exist(options: dict[str, Any
     assert ids(processor(done={"sent": True}, using="nowhere", **options)) == ["E006"]
 
 
-def test_a_database_that_never_commits_is_an_error() -> None:
-    with alias("manual", AUTOCOMMIT=False):
-        assert ids(processor(done={"sent": True}, using="manual")) == ["E007"]
-        assert ids(processor(unsent().using("manual"), {"sent": True})) == ["E007"]
-        assert ids(processor(done={"sent": True})) == []
-
-
 @pytest.mark.parametrize(("size", "found"), [(2, ["E014"]), (3, [])])
 def test_a_pool_without_room_for_each_thread_of_a_run_is_an_error(
     size: int, found: list[str]
@@ -270,27 +237,6 @@ def test_a_pool_without_room_for_each_thread_of_a_run_is_an_error(
         )(handle)
         assert ids(run) == found
     assert ids(errand("plain", **LEASE)) == []
-
-
-def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() -> None:
-    with alias("file", ENGINE="django.db.backends.sqlite3", NAME="nowhere.sqlite3"):
-        first = processor(done={"sent": True}, using="file", name="first")
-        second = processor(done={"sent": True}, using="file", name="second")
-        third = processor(
-            Errand.objects.filter(done=False),
-            {"done": True},
-            using="file",
-            name="third",
-            delivery=Delivery.AT_LEAST_ONCE,
-            lease=Lease(60),
-            retry=Retry(),
-        )
-        assert messages(third) == []  # no transaction is open while its handlers run
-        (message,) = [
-            each for each in messages(first, second, third) if each.id == "dcl_processor.W004"
-        ]
-    assert "all workers of first, second together handle one row at a time" in message.msg
-    assert str(message).startswith("database 'file'")
 
 
 # --- the command
@@ -346,7 +292,6 @@ OTHER_RETRY = Retry(attempts="place", next_attempt_at="claimed_at")
             "got claimed_at of tests.Errand",
         ),
         (CLAIM, CLAIM, "got claim={'result': 'sending'} of"),
-        (CLAIM, {**CLAIM, "claim": {"result": "sending", "claimed": True}}, "got claim={'result'"),
     ],
 )
 def test_e010_two_processors_that_share_columns_are_both_named(
@@ -443,48 +388,16 @@ def test_e010_the_stages_of_a_pipeline_may_share_a_lease_with_their_marks() -> N
     assert "E010" in ids(a, errand("c", both, **MARK, done={"result": "sent"}))
 
 
-def test_e010_a_child_has_its_parents_columns_and_another_database_its_own() -> None:
-    def vehicles(name: str, rows: Any, **options: Any) -> BatchProcessor[Any]:
-        def handle(row: Any) -> None: ...
-
-        done = {"inspected": True}
-        return batch_processor(pending=rows, done=done, name=name, **LEASE, **options)(handle)
-
-    parent = vehicles("a", Vehicle.objects.filter(inspected=False))
-    child = vehicles("b", Trailer.objects.filter(inspected=False))
-    elsewhere = vehicles("b", Trailer.objects.filter(inspected=False), using="other")
-    assert "E010" in ids(parent, child)
-    assert "E010" not in ids(parent, elsewhere)
-
-
-def errands_in_order(**options: Any) -> BatchProcessor[Any]:
-    options = {"group_by": "place", "in_order": True, **options}
-    return processor(Errand.objects.filter(done=False), {"done": True}, **options)
-
-
-CAN_GIVE_UP: dict[str, Any] = {"retry": Retry(), "failed": {"dead": True}}
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        (CAN_GIVE_UP, []),
-        ({"in_order": False}, []),
-        ({}, ["W006"]),
-        ({"retry": Retry()}, ["W006"]),
-        ({"failed": {"dead": True}}, ["W006"]),
-        ({**CAN_GIVE_UP, "group_by": "nothing"}, ["E015"]),
-        ({**CAN_GIVE_UP, "group_by": "claimed_at"}, ["E015"]),
-    ],
-)
-def test_keys_and_what_may_stop_them(options: dict[str, Any], found: list[str]) -> None:
-    assert ids(errands_in_order(**options)) == found
+@pytest.mark.parametrize("key", ["nothing", "claimed_at"])
+def test_a_key_that_is_no_column_or_none_of_keys_is_an_error(key: str) -> None:
+    assert ids(errand("plain", group_by=key)) == ["E015"]
+    assert ids(errand("plain", fair_by=key)) == ["E015"]
 
 
 @pytest.mark.parametrize("order", ["?", "depot", "depot__name", F("weight").asc()])
-def test_an_order_that_is_not_by_own_columns(order: Any) -> None:
+def test_an_order_that_is_not_by_own_columns_is_an_error(order: Any) -> None:
     pending = unsent().order_by(order)
     ordered = processor(pending, {"sent": True}, group_by="weight", in_order=True)
-    assert "E017" in ids(ordered)
-    named = processor(unsent().order_by("-depot_id"), {"sent": True}, group_by="depot")
-    assert "E017" not in ids(named)
+    assert ids(ordered) == ["E015"]
+    named = unsent().order_by("-depot_id")
+    assert ids(processor(named, {"sent": True}, group_by="depot", in_order=True)) == []
