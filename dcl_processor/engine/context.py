@@ -20,7 +20,7 @@ from dcl_processor.engine.rows import Batch, Marks, Row, Unsettled, column
 from dcl_processor.engine.source import Source
 from dcl_processor.keys.claim import Claims
 from dcl_processor.options.options import Definition
-from dcl_processor.pending.question import Question, ask
+from dcl_processor.pending.question import Question, ask, with_known_statements
 from dcl_processor.report.counters import Counters
 from dcl_processor.report.observer import EndRun, Gates, Observers
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
@@ -72,7 +72,7 @@ class Context:
 
     def ask(self) -> Question[Any]:
         """Return the question for the next window."""
-        return ask(
+        question = ask(
             self.processor.pending,
             label=self.processor.name,
             filter=self._filter,
@@ -81,6 +81,7 @@ class Context:
             claims=self.claims,
             lease=None if self.processor.lease is None else self.processor.lease.field,
         )
+        return with_known_statements(question, self.processor.name)
 
     def pending(self) -> Any:
         """Return the rows that are pending, whether they may be tried now or not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from django.db.models import F, Model, Value
@@ -111,25 +112,33 @@ class Unsettled:
         return type(self.outcome) is Handled
 
 
-class Marks:
-    """Makes the mark of each claim of a run.
+# The expressions of a mark are the same objects for all claims, so that one statement serves them.
 
-    The expressions in it are the same objects for all claims, so that one statement serves them.
-    """
+_NOW: Any = DatabaseNow()
+
+
+@cache
+def _end_of(lease: Lease) -> Any:
+    # SQLite's clock has no microseconds, without which a token looks like one that was cut.
+    return _NOW + timedelta(seconds=lease.seconds, microseconds=1)
+
+
+@cache
+def _one_more(column: str) -> Any:
+    return Coalesce(F(column), Value(0)) + 1
+
+
+class Marks:
+    """Makes the mark of each claim of a run."""
 
     def __init__(self, processor: Definition[Any]) -> None:
         self._processor = processor
-        self._now: Any = DatabaseNow()
-        lease = processor.lease
-        # SQLite's clock has no microseconds, without which a token looks like one that was cut.
-        self._end: Any = lease and self._now + timedelta(seconds=lease.seconds, microseconds=1)
         self._count = processor.retry.attempts if processor.retry is not None else None
-        self._next: Any = self._count and Coalesce(F(self._count), Value(0)) + 1
 
     def make(self, model: type[Model]) -> Mark:
         processor = self._processor
         lease, at, claim = processor.lease, processor.claimed_at, processor.claim
-        time, none = ({at: self._now}, {at: None}) if at else ({}, {})
+        time, none = ({at: _NOW}, {at: None}) if at else ({}, {})
         is_flip = lease is None and claim is None
         chosen: Values = claim or (processor.done or {} if is_flip else {})
         values = by_attname(model, {**resolve(chosen), **time})
@@ -138,9 +147,9 @@ class Marks:
             return Mark(values, none, undone, {}, is_flip)
         reset = by_attname(model, (claim and processor.reset) or {})
         removed = {**none, lease.field: None}
-        values[lease.field] = self._end
+        values[lease.field] = _end_of(lease)
         if self._count:
-            values[self._count] = self._next
+            values[self._count] = _one_more(self._count)
         return Mark(values, removed, {**reset, **removed}, reset, is_flip, lease)
 
 

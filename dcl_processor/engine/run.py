@@ -98,12 +98,11 @@ class Run(Context):
     def prepare(self) -> None:
         """Check what depends on the model and the connection, and set the stage."""
         processor = self.processor
-        asked = ask(processor.pending, label=processor.name, using=self._using)
-        model_columns.check(processor, asked.model)
-        columns.refuse_order(processor, asked.unfiltered)
-        self.claims = columns.claims_of(processor, asked.model, asked.using)
-        reads = columns.reads_of(processor, asked.model, asked.using)
-        question = self.ask()
+        question = ask(processor.pending, label=processor.name, using=self._using)
+        model_columns.check(processor, question.model)
+        columns.refuse_order(processor, question.unfiltered)
+        self.claims = columns.claims_of(processor, question.model, question.using)
+        reads = columns.reads_of(processor, question.model, question.using)
         isolation.refuse_outer_transaction(question.using, processor.name)
         connection = connections[question.using]
         refuse_options(processor, connection, self.gates, self.concurrency)

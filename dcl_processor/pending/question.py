@@ -12,10 +12,12 @@ snapshot of its own checks the whole question.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
+from threading import local
 from typing import Any, Generic, Protocol, TypeVar
 
 from django.db import router
@@ -44,7 +46,7 @@ class Question(Generic[M]):
     that may be tried now; ``unfiltered``: the user's alone. ``model``: the concrete model whose
     rows are locked. ``own_table``: the lock may check it as well, unless there are ``claims``;
     ``asks_own_row``: so may an update, of the user's question alone. ``cache``: of the statements
-    that are compiled for this window.
+    that are compiled for this window, and for later ones that ask the same.
     """
 
     queryset: QuerySet[M, M]
@@ -169,6 +171,35 @@ def ask(
         claims=claims,
         lease=lease,
     )
+
+
+#: Of this thread, for each processor: what its last question was, and its compiled statements.
+_known = local()
+
+#: So many compiled statements are kept; a ``done`` with an expression for each row makes more.
+_KEPT = 32
+
+
+def with_known_statements(question: Question[M], label: str) -> Question[M]:
+    """Let a question have the statements of the processor's last one, if it is the same.
+
+    It takes Django longer to compile them than to run them, and most runs handle few rows.
+    """
+    queryset, known = question.queryset, vars(_known)
+    state = vars(queryset)
+    has_more = state["_prefetch_related_lookups"] or {*state} - {*vars(question.table)}
+    if not question.own_table or question.claims is not None or has_more:
+        return question
+    try:
+        queries = pickle.dumps((queryset.query, question.unfiltered.query))
+    except Exception:  # noqa: BLE001  # a value of the user's own that cannot be compared
+        return question
+    same = type(queryset), state["_iterable_class"], question.using, queries
+    before, statements = known.get(label, (None, {}))
+    if before != same or len(statements) > _KEPT:
+        statements = {}
+    known[label] = same, statements
+    return replace(question, cache=statements)
 
 
 def refuse(queryset: Any, label: str) -> None:
