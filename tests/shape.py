@@ -33,9 +33,9 @@ class Module:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{self.name}:{node.name}", (node.end_lineno or 0) - node.lineno + 1
 
-    def names(self) -> Iterator[str]:
+    def names(self, *, in_functions: bool = True) -> Iterator[str]:
         """Yield the dotted names that it imports anywhere, for type checkers too."""
-        for node in ast.walk(self.tree):
+        for node in ast.walk(self.tree) if in_functions else _outside_functions(self.tree):
             if isinstance(node, ast.Import):
                 yield from (each.name for each in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -43,6 +43,13 @@ class Module:
                 stem = ".".join([*base, *filter(None, [node.module])])
                 yield stem
                 yield from (f"{stem}.{each.name}" for each in node.names)
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        for each in ast.iter_child_nodes(node):
+            yield from _outside_functions(each)
 
 
 def _decisions(node: ast.AST) -> int:
