@@ -9,7 +9,6 @@ without notes.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -24,8 +23,11 @@ from dcl_processor.report.errors import printable
 #: Shown by the command in any case.
 operations = logging.getLogger("dcl_processor.operations")
 
-#: Characters of a note; a shorter one is padded, so that it needs no truncation.
+#: Bytes of a note; a shorter one is padded, so that it needs no truncation.
 WIDTH = 80
+
+#: Between two keys, and the padding: no database has it in a key.
+END = "\0"
 
 
 class Notes:
@@ -51,7 +53,7 @@ class Notes:
         for path in folder.glob(f"{name}-*.note"):
             with contextlib.suppress(ValueError, OSError), path.open("rb") as file:
                 self._lock(file)  # or its process lives
-                self.suspects.update(json.loads(file.read() or b"[]"))
+                self.suspects.update(filter(None, file.read().decode().split(END)))
                 path.unlink(missing_ok=True)
         if self.suspects:
             message = "%s: row %s was at work when its process died; it is handled last, and alone"
@@ -67,8 +69,8 @@ class Notes:
             return
         self._at_work = [str(pk) for pk in pks]
         self.suspects.difference_update(self._at_work)
-        text = json.dumps([*self._at_work, *self.suspects]).encode()
-        os.pwrite(self._file.fileno(), text.ljust(WIDTH), 0)
+        text = END.join([*self._at_work, *self.suspects]).encode()
+        os.pwrite(self._file.fileno(), text.ljust(WIDTH, END.encode()), 0)
         if len(text) > WIDTH or self.suspects:
             self._file.truncate(max(len(text), WIDTH))
 
