@@ -38,7 +38,7 @@ if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:
     # No lock there ends with a session, and all other writers wait for a handler.
-    collect_ignore += ["test_max_workers.py", "test_caught_errors.py"]
+    collect_ignore += ["test_caught_errors.py"]
 if connection.vendor == "sqlite":
     collect_ignore += ["test_letters.py"]  # its texts have all letters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from threading import Event
 from typing import Any
 
 import pytest
@@ -199,19 +200,22 @@ def test_what_an_app_has_installed_is_asked_last_if_it_is_a_gate(installed: list
 @the.all_deliveries
 def test_a_gate_lets_so_many_rows_start_and_learns_what_became_of_them(make: the.Make) -> None:
     the.errands(5)
+    stop = Event()
 
     class Three(Open):
         def may_start(self, n: int) -> int:
-            left = 3 - len(self.asked)
-            return super().may_start(min(n, 1)) if left else 0
+            if len(self.asked) < 3:
+                return super().may_start(min(n, 1))
+            stop.set()  # while the run waits for this gate
+            return 0
 
     def handle(row: Errand) -> None:
         if row.place == 1:
             raise ValueError
 
     gate = Three()
-    report = make(handle, batch_size=5, gates=[gate])(timeout=1)
-    assert_run(report, processed=2, failed=1, stopped="timeout")
+    report = make(handle, batch_size=5, gates=[gate])(stop=stop)
+    assert_run(report, processed=2, failed=1, stopped="signal")
     assert [type(each).__name__ for each in gate.told] == ["Handled", "Failed", "Handled"]
 
 
