@@ -77,8 +77,6 @@ class ReservationLost(ProcessorError):
             "another row."
         )
         self.reason: LostBecause = reason
-        #: The reservation.
-        self.of: object = None
 
 
 class InvalidToken(ProcessorError, BadSignature):

@@ -205,12 +205,13 @@ class BatchProcessor(Definition[M]):
         """Hand out up to ``limit`` pending rows, which the caller handles and settles.
 
         The rows are claimed and marked as in a run, and the attempt is counted; a row that has used
-        up its attempts is given up on instead. ``filter`` and ``using``: as for ``run()``.
-        ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
+        up its attempts is given up on instead, and counts for ``limit``. ``filter`` and ``using``:
+        as for ``run()``. ``bound_to``: whom the rows are handed to; their tokens are valid only
+        together with it.
 
-        Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
-        and inside the processor's own handler;
-        ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any handler.
+        Raises ``Unsupported`` unless the processor has ``claim``, ``claimed_at`` and ``reset``, and
+        inside the processor's own handler; ``InsideTransaction`` inside ``atomic()``; and what
+        ``run()`` raises before any handler.
         """
         from dcl_processor.contrib.reservations import reservation  # loaded when used
 
@@ -218,11 +219,11 @@ class BatchProcessor(Definition[M]):
             return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
 
     def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
-        """Return the reservation of a token that came back; sends no query.
+        """Return the reservation of a token that came back, with its row as it is now.
 
         ``bound_to``: as it was given to ``reserve()``. Raises ``InvalidToken`` for a token that
-        this processor did not give out, or not to ``bound_to``; ``Unsupported`` for a processor
-        that ``reserve()`` refuses.
+        this processor did not give out, or not to ``bound_to``; ``ReservationLost`` if the row was
+        deleted; ``Unsupported`` for a processor that ``reserve()`` refuses.
         """
         from dcl_processor.contrib.reservations import reservation  # loaded when used
 

@@ -1,4 +1,4 @@
-"""Spans and metrics for OpenTelemetry, as its SDK exports them."""
+"""Spans for OpenTelemetry, as its SDK exports them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from opentelemetry import context as contexts
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,33 +26,20 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @dataclass
 class Exported:
     spans: InMemorySpanExporter
-    reader: InMemoryMetricReader
     tracers: TracerProvider
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [each for each in self.spans.get_finished_spans() if each.name == name]
 
-    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """Return each metric's points, with their attributes."""
-        data: Any = self.reader.get_metrics_data()
-        return {
-            metric.name: [(dict(point.attributes), point) for point in metric.data.data_points]
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
-
 
 @pytest.fixture
 def exported() -> Iterator[Exported]:
-    spans, reader, tracers = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+    spans, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(spans))
-    meters = MeterProvider([reader])
-    otel.instrument(tracer_provider=tracers, meter_provider=meters)
-    yield Exported(spans, reader, tracers)
+    otel.instrument(tracer_provider=tracers)
+    yield Exported(spans, tracers)
     otel.uninstrument()
     tracers.shutdown()
-    meters.shutdown()
 
 
 def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
@@ -147,45 +132,6 @@ def test_a_batch_is_one_span(exported: Exported) -> None:
     attributes = span.attributes or {}
     assert attributes["messaging.batch.message_count"] == 3
     assert "messaging.message.id" not in attributes
-
-
-def test_primary_keys_can_be_left_out(exported: Exported) -> None:
-    otel.uninstrument()
-    otel.instrument(tracer_provider=exported.tracers, row_ids=False)
-    the.errands(1)
-    the.transactional(lambda row: None, name="shop.secret").run()
-    [span] = exported.named("process shop.secret")
-    assert "messaging.message.id" not in (span.attributes or {})
-
-
-def test_metrics_have_no_primary_key_and_their_own_bounds(exported: Exported) -> None:
-    rows = the.errands(2)
-
-    def handle(row: Errand) -> None:
-        if row.place:
-            raise ValueError(f"row {row.pk}")
-
-    retry = Retry(3, backoff=60, jitter=0)
-    processor = the.at_least_once(handle, name="shop.meter", retry=retry)
-    processor.run()
-    points = exported.points()
-    assert points.keys() == {
-        "messaging.process.duration",
-        "dcl_processor.rows",
-        "dcl_processor.row.retries",
-    }
-    common = {"messaging.system": "dcl_processor", "messaging.destination.name": "shop.meter"}
-    durations = points["messaging.process.duration"]
-    own = {**common, "messaging.operation.name": "process"}
-    assert sorted((a for a, _ in durations), key=len) == [own, {**own, "error.type": "ValueError"}]
-    assert [point.explicit_bounds[-1] for _, point in durations] == [600.0, 600.0]
-    assert [(a["dcl_processor.outcome"], p.value) for a, p in points["dcl_processor.rows"]] == [
-        ("processed", 1),
-        ("failed", 1),
-    ]
-    assert [(a, p.value) for a, p in points["dcl_processor.row.retries"]] == [(common, 1)]
-    values = {str(v) for found in points.values() for a, _ in found for v in a.values()}
-    assert not values & {str(row.pk) for row in rows}
 
 
 def test_the_error_of_a_run_is_that_of_its_span(exported: Exported) -> None:

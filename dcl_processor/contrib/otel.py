@@ -1,4 +1,4 @@
-"""Traces and metrics for OpenTelemetry; the extra ``otel`` has its API, the project the SDK.
+"""Traces for OpenTelemetry; the extra ``otel`` has its API, the project the SDK.
 
 The span of a row is the current one in its handler, so that the spans of its SQL and HTTP calls are
 its children. Each worker is a process of its own, and exports for itself: call ``instrument()`` in
@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from django.utils import timezone
 from opentelemetry import context as contexts
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
 from dcl_processor import __version__
-from dcl_processor.contrib import AGES, DURATIONS
 from dcl_processor.options import worker
 from dcl_processor.report.errors import describe, shown
 from dcl_processor.report.observer import RowEvent, RunEvent, observers_installed
@@ -35,68 +31,30 @@ from dcl_processor.report.report import TRIED
 SYSTEM, OPERATION = "dcl_processor", "process"
 LONGEST = 200  # characters of an error's text that a span has
 
-_instrumented: Instruments | None = None
+_tracer: Any = None
 
 
-def instrument(
-    *,
-    tracer_provider: TracerProvider | None = None,
-    meter_provider: MeterProvider | None = None,
-    row_ids: bool = True,
-) -> None:
-    """Make spans and metrics of the runs in this process; a further call does nothing.
+def instrument(*, tracer_provider: TracerProvider | None = None) -> None:
+    """Make spans of the runs in this process; a further call does nothing.
 
-    The providers are those of the project by default. ``row_ids``: spans have the primary key of
-    their row; metrics never have it.
+    ``tracer_provider``: that of the project by default.
     """
-    global _instrumented  # noqa: PLW0603  # one per process, as the providers are
-    if _instrumented is None:
-        _instrumented = Instruments(tracer_provider, meter_provider, row_ids=row_ids)
-        observers_installed.append(_telemetry)
+    global _tracer  # noqa: PLW0603  # one per process, as the provider is
+    if _tracer is None:
+        _tracer = trace.get_tracer(SYSTEM, __version__, tracer_provider)
+        observers_installed.append(_spans)
 
 
 def uninstrument() -> None:
-    """Make no spans and metrics of runs that begin from now on in this process."""
-    global _instrumented  # noqa: PLW0603  # as above
-    if _instrumented is not None:
-        observers_installed.remove(_telemetry)
-        _instrumented = None
+    """Make no spans of runs that begin from now on in this process."""
+    global _tracer  # noqa: PLW0603  # as above
+    if _tracer is not None:
+        observers_installed.remove(_spans)
+        _tracer = None
 
 
-def _telemetry(_: Any) -> Telemetry | None:
-    return None if _instrumented is None else Telemetry(_instrumented)
-
-
-class Instruments:
-    """What records spans and metrics, with the providers of the project."""
-
-    def __init__(
-        self,
-        tracer_provider: TracerProvider | None,
-        meter_provider: MeterProvider | None,
-        *,
-        row_ids: bool,
-    ) -> None:
-        self.row_ids = row_ids
-        self.tracer = trace.get_tracer(SYSTEM, __version__, tracer_provider)
-        meter = metrics.get_meter(SYSTEM, __version__, meter_provider)
-        seconds = partial(meter.create_histogram, unit="s")
-        self.duration = seconds(
-            "messaging.process.duration",
-            description="Seconds that the call of a row's handler took.",
-            explicit_bucket_boundaries_advisory=DURATIONS,
-        )
-        self.age = seconds(
-            "dcl_processor.row.age",
-            description="Seconds for which a row was pending when its handler was called.",
-            explicit_bucket_boundaries_advisory=AGES,
-        )
-        rows = partial(meter.create_counter, unit="{row}")
-        self.rows = rows("dcl_processor.rows", description="Rows that have an outcome.")
-        text = "Failed rows that are to be tried again."
-        self.retries = rows("dcl_processor.row.retries", description=text)
-        text = "Rows that another worker had taken over at their settlement."
-        self.lost_leases = rows("dcl_processor.row.lost_leases", description=text)
+def _spans(_: Any) -> Spans:
+    return Spans(_tracer)
 
 
 @dataclass(slots=True)
@@ -116,18 +74,18 @@ class _Call:
             self.span.end(None if seconds is None else self.began_at + int(seconds * 1e9))
 
 
-class Telemetry:
+class Spans:
     """The observer of one run, which makes its span for the first row."""
 
-    def __init__(self, instruments: Instruments) -> None:
-        self._own = instruments
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
         self._began_at, self._context = time.time_ns(), contexts.get_current()
         self._span: Span | None = None
+        #: The attributes of each span of the run.
+        self._common: dict[str, Any] = {}
         #: Of rows that are at hand; the rows of one call share one.
         self._calls: dict[Any, _Call] = {}
         self._key = contexts.create_key("dcl_processor")
-
-    # --- spans
 
     def run(self, event: RunEvent) -> None:
         if event.kind == "started":
@@ -147,9 +105,6 @@ class Telemetry:
         if event.kind == "ended":
             self._ended(event)
             return
-        if event.since is not None:
-            age = (timezone.now() - event.since).total_seconds()
-            self._own.age.record(max(age, 0.0), _of(event))
         if (before := self._calls.pop(event.pk, None)) is not None:
             before.end()  # its work was rolled back, and it is handled again
         call: Any = contexts.get_value(self._key)
@@ -161,32 +116,20 @@ class Telemetry:
         self._calls[event.pk] = call
 
     def _begun(self, event: RowEvent) -> Span:
-        common = {
-            "dcl_processor.worker": worker.number,
-            "dcl_processor.delivery": str(event.processor.delivery),
-            "dcl_processor.run.id": event.run_id,
-            **_of(event),
-        }
         if self._span is None:
-            self._span = self._own.tracer.start_span(
-                f"run {event.processor.name}",
-                context=self._context,
-                kind=SpanKind.INTERNAL,
-                start_time=self._began_at,
-                attributes=common,
-            )
+            self._span = self._run_span(event)
         own: dict[str, Any] = {
-            **common,
+            **self._common,
             "messaging.operation.name": OPERATION,
             "messaging.operation.type": OPERATION,
         }
         if event.together > 1:
             own["messaging.batch.message_count"] = event.together
-        elif self._own.row_ids:
+        else:
             own["messaging.message.id"] = str(event.pk)
         if event.attempt is not None:
             own["dcl_processor.attempt"] = event.attempt
-        return self._own.tracer.start_span(
+        return self._tracer.start_span(
             f"{OPERATION} {event.processor.name}",
             context=Context(),  # the root of a trace
             kind=SpanKind.CONSUMER,
@@ -194,33 +137,28 @@ class Telemetry:
             links=[Link(self._span.get_span_context())],
         )
 
+    def _run_span(self, event: RowEvent) -> Span:
+        self._common = {
+            "messaging.system": SYSTEM,
+            "messaging.destination.name": event.processor.name,
+            "dcl_processor.worker": worker.number,
+            "dcl_processor.delivery": str(event.processor.delivery),
+            "dcl_processor.run.id": event.run_id,
+        }
+        return self._tracer.start_span(
+            f"run {event.processor.name}",
+            context=self._context,
+            kind=SpanKind.INTERNAL,
+            start_time=self._began_at,
+            attributes=self._common,
+        )
+
     def _ended(self, event: RowEvent) -> None:
-        self._count(event)
         call = self._calls.pop(event.pk, None)
         if call is not None:
             if call.is_alone:
                 call.span.set_attribute("dcl_processor.outcome", event.outcome or "")
             call.end(event.duration, event.error if event.outcome == "failed" else None)
-
-    # --- metrics
-
-    def _count(self, event: RowEvent) -> None:
-        own, common = self._own, _of(event)
-        if event.outcome in TRIED:
-            own.rows.add(1, {**common, "dcl_processor.outcome": event.outcome})
-        else:
-            own.lost_leases.add(1, common)
-        if event.is_retried:
-            own.retries.add(1, common)
-        if event.duration is not None:
-            attributes = {**common, "messaging.operation.name": OPERATION}
-            if event.outcome == "failed" and event.error is not None:
-                attributes["error.type"] = type(event.error).__qualname__
-            own.duration.record(event.duration, attributes)
-
-
-def _of(event: RowEvent) -> dict[str, Any]:
-    return {"messaging.system": SYSTEM, "messaging.destination.name": event.processor.name}
 
 
 def _fail(span: Span, error: BaseException) -> None:

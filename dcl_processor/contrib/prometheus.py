@@ -6,41 +6,50 @@ database knows. A label never has a primary key, a host or a message.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from dcl_processor.contrib import AGES, DURATIONS
-from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.answer import How
 from dcl_processor.insights.status import Status, status
 from dcl_processor.operator.registry import processors
-from dcl_processor.pending import steady as time
 from dcl_processor.report.observer import RowEvent, RunEvent, observers_installed
 from dcl_processor.report.report import TRIED, Report
 
 __all__ = ["gauges_view", "register"]
 
-_registered: Counts | None = None
+#: Upper bounds of durations, in seconds. The client's end at 10 s; handlers take minutes.
+DURATIONS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+
+#: Upper bounds of the age of a row, in seconds: a second to a week.
+AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0, 604_800.0)
 
 
 def register(registry: CollectorRegistry | None = None) -> None:
-    """Add the metrics of the runs in this process to a registry; a further call does nothing.
+    """Add the metrics of the runs in this process to a registry; the client refuses a second call.
 
     ``registry``: the client's global one by default. In the client's multi-process mode, so if the
     variable ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics are written to its files.
     """
-    global _registered  # noqa: PLW0603  # one per process, as the client's registry is
-    if _registered is None:
-        _registered = counts = Counts(REGISTRY if registry is None else registry)
-        observers_installed.append(lambda _: counts)
+    counts = Counts(registry or REGISTRY)
+    observers_installed.append(lambda _: counts)
 
 
 class Counts:
@@ -102,9 +111,6 @@ def succeeded(report: Report) -> bool:
 # --- the metrics that only the database knows: what waits, since when, and what is stuck
 
 
-#: Seconds for which what was read from the database is served again.
-FRESH_FOR = 15.0
-
 #: The answers about the database that are exposed: the name of the gauge, and what it means.
 GAUGES = {
     "pending": ("dcl_processor_pending_rows", "Pending rows; 10001 means more than 10000."),
@@ -120,27 +126,15 @@ UNKNOWN = "dcl_processor_unknown_gauges"
 
 
 class Gauges(Collector):
-    """Exposes what the database knows; reads it again when it is older than ``FRESH_FOR``.
+    """Reads what the database knows of all processors, when it is scraped.
 
     A gauge whose question was not answered is absent, because 0 would be taken for the answer.
     """
 
-    def __init__(self, processors: Callable[[], Iterable[Any]]) -> None:
-        self._processors = processors
-        self._lock = threading.Lock()
-        self._read_at = -FRESH_FOR
-        self._metrics: list[Metric] = []
-
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics; scrapes that come at once wait for one reading."""
-        with self._lock:
-            if time.monotonic() - self._read_at >= FRESH_FOR:
-                down: dict[str, str] = {}
-                found = [status(each, only=[*GAUGES], down=down) for each in self._processors()]
-                self._metrics = list(gauges(found))
-                # From the end of the reading, which may take long itself.
-                self._read_at = time.monotonic()
-            return list(self._metrics)
+        down: dict[str, str] = {}
+        found = [status(each, only=[*GAUGES], down=down) for each in processors().values()]
+        return gauges(found)
 
 
 def gauges(found: Iterable[Status]) -> Iterator[Metric]:
@@ -152,31 +146,23 @@ def gauges(found: Iterable[Status]) -> Iterator[Metric]:
     text = "Gauges that are absent because the database did not answer in time."
     unknown = GaugeMetricFamily(UNKNOWN, text, labels=["processor"])
     for each in found:
-        answers = {name: each.answers[name] for name in GAUGES if name in each.answers}
-        missing = sum([answer.how is How.UNKNOWN for answer in answers.values()])
-        unknown.add_metric([each.name], missing)
-        for name, answer in answers.items():
-            if (value := _value(answer)) is not None:
-                metrics[name].add_metric([each.name], value)
+        answers = each.answers
+        missing = [name for name in GAUGES if answers[name].how is How.UNKNOWN]
+        unknown.add_metric([each.name], len(missing))
+        for name in GAUGES:
+            if not answers[name].missing:
+                # A time to come is 0, as that of no row.
+                metrics[name].add_metric([each.name], max(0.0, answers[name].least))
     yield from (*metrics.values(), unknown)
 
 
-def _value(answer: Answer[Any]) -> float | None:
-    if answer.how in {How.UNKNOWN, How.NOT_RECORDED}:
-        return None
-    # A time of no row is 0, and so is one to come.
-    return max(0.0, answer.least)
-
-
-_gauges = CollectorRegistry()
-_gauges.register(Gauges(lambda: processors().values()))
-
-
 @transaction.non_atomic_requests
-def gauges_view(request: HttpRequest) -> HttpResponse:
-    """Answer a scrape with what the database knows of all processors, at most 15 seconds old.
+def gauges_view(request: HttpRequest) -> HttpResponse:  # noqa: ARG001  # a view's
+    """Answer a scrape with what the database knows of all processors.
 
-    Each process of a web server reads for itself. The view checks no permission.
+    The view checks no permission. Each scrape asks the database: ``cache_page(15)`` around the view
+    bounds that.
     """
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return HttpResponse(encode(_gauges), content_type=content_type)
+    registry = CollectorRegistry()
+    registry.register(Gauges())
+    return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

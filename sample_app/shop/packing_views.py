@@ -115,7 +115,7 @@ def settle(name: str, body: Body) -> Body:
 @for_robots
 def fail(name: str, body: Body) -> Body:
     """Count a failure; the packing is handed out again later, or is stuck."""
-    _reservation(name, body).fail(RobotError(str(body["reason"])))
+    _reservation(name, body).settle(RobotError(str(body["reason"])))
     return {}
 
 

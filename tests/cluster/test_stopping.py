@@ -129,32 +129,16 @@ def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster
 # --- two workers share the rows; a worker is lost
 
 
-def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
+def test_tasks_on_two_workers_share_the_rows_and_handle_each_once(
     cluster: Cluster, both: tuple[Started, Started]
 ) -> None:
     rows = errands(*[MEETS] * 200)
-    first = cluster.send(workers=4, timeout=PATIENCE)
-    reports = [got(first), *(got(each) for each in first.children)]
-    assert len(reports) == 4
+    reports = [got(each) for each in [cluster.send(timeout=PATIENCE) for _ in range(4)]]
     assert sum(report["processed"] for report in reports) == len(rows)
     assert {report["stopped"] for report in reports} == {"drained"}
     assert cluster.took_part() == {worker.pid for worker in both}
     assert done() == set(rows)
     assert cluster.effects() == work() == Counter(rows)
-
-
-def test_further_copies_go_where_the_first_came_from(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    rows = errands(PLAIN, PLAIN)
-    with worker(
-        cluster.folder, "apart", "--queues=apart", size=1, variables=cluster.variables
-    ) as apart:
-        first = cluster.send(options={"queue": "apart"}, workers=2, limit=2)
-        assert [got(first)["processed"], len(first.children)] == [1, 1]
-        assert got(first.children[0])["processed"] == 1
-        assert cluster.took_part() == {apart.pid}
-    assert done() == set(rows)
 
 
 def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> None:

@@ -76,7 +76,6 @@ CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
         if inspect.isfunction(getattr(ledger, name))
     },
     "celery.run": ("howto/celery.md", celery.run.run),
-    "every": ("howto/celery.md", celery.every),
     "polite_stop": ("howto/celery.md", celery.polite_stop),
     "register": (MONITORING, prometheus.register),
     "gauges_view": (MONITORING, prometheus.gauges_view),

@@ -9,7 +9,6 @@ from typing import Any
 
 from django.db.models import Q
 
-from dcl_processor.contrib.reservations.hold import Hold
 from dcl_processor.engine.calls import Call
 from dcl_processor.engine.executors import Inline
 from dcl_processor.engine.marked import settle_next
@@ -20,11 +19,9 @@ from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import Question
 from dcl_processor.pending.scan import WINDOW
-from dcl_processor.report.exceptions import AttemptsUsedUp
-from dcl_processor.report.outcomes import Failed, Lost, Outcome
+from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.values import Values
-from dcl_processor.sql.session import Session
-from dcl_processor.sql.steps import Wanted, Write
+from dcl_processor.sql.steps import Wanted
 
 
 class HandingOut(Run):
@@ -50,7 +47,8 @@ class HandingOut(Run):
         )
         self.heartbeat = None
         self.handed: list[tuple[Batch, Row]] = []
-        self.ended: Outcome | None = None
+        #: What became of the last row that was settled; ``None``: it was put back.
+        self.outcome: Outcome | None = None
 
     def _executor(self) -> Inline:
         self.capacity = min(self.limits.rows or 1, WINDOW)
@@ -63,19 +61,9 @@ class HandingOut(Run):
         self.source.end([row.pk for row in call.rows])
 
     def tally(self, pk: Any, outcome: Outcome) -> None:
-        """Count a row that is over; the limit is one of rows that are handed out."""
-        self.ended, counters = outcome, self.counters
-        handled, in_a_row = counters.handled, counters.in_a_row
-        if not isinstance(outcome, Lost):
-            super().tally(pk, outcome)
-        counters.handled = handled
-        if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
-            # It was given up on, and no handler has failed.
-            counters.in_a_row, counters.fails_too_often, counters.is_to_move = (
-                in_a_row,
-                False,
-                False,
-            )
+        """Count a row that is over."""
+        self.outcome = outcome
+        super().tally(pk, outcome)
 
     def take_back(self) -> None:
         """Put the rows back, because an error keeps them from being handed to a caller."""
@@ -94,28 +82,31 @@ class HandingOut(Run):
 
 
 def settled(
-    processor: Definition[Any], question: Question[Any], hold: Hold, row: Row, outcome: Any
+    processor: Definition[Any],
+    question: Question[Any],
+    instance: Any,
+    expected: Values,
+    outcome: Outcome | None,
 ) -> Outcome | None:
-    """Settle a row that was handed out; return what became of it, ``None``: it was put back."""
-    run = HandingOut(processor, using=hold.using)
+    """Settle a row that was handed out, if it is as ``expected``; return what became of it.
+
+    ``outcome``: ``None``: it is put back as it was before its claim, and so is the answer.
+    """
+    run = HandingOut(processor, using=question.using)
     run.prepare()
     try:
         run.source.question = question
-        batch = Batch(question, Wanted([hold.pk], 1), mark=run.marks.make(question.model))
-        settle(run, batch, row, outcome)
+        mark, pk, attempt = run.marks.make(question.model), instance.pk, 1
+        before = dict(mark.undone or {})
+        if processor.retry is not None:
+            attempt = getattr(instance, processor.retry.attempts) or 0
+            if mark.lease is None:
+                attempt += 1  # such a claim counts none: its failure does
+            else:
+                before[processor.retry.attempts] = attempt - 1
+        row = Row(pk, instance, attempt=attempt, before=before, expected=expected)
+        settle(run, Batch(question, Wanted([pk], 1), mark=mark), row, outcome)
         run.write()
     finally:
         run.leave()
-    return run.ended
-
-
-def written(
-    processor: Definition[Any],
-    question: Question[Any],
-    hold: Hold,
-    values: Values,
-    expected: Values,
-) -> bool:
-    """Write to a row that was handed out, if it still is; return whether it is."""
-    session = Session(hold.using, processor.name)
-    return bool(session.settle(question, Write(values, [hold.pk], expected=expected)))
+    return run.outcome

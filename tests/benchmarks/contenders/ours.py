@@ -112,21 +112,18 @@ def drain_watched(workers: int) -> Drained:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Make spans and metrics, as a project does, and send them nowhere."""
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    """Make spans, as a project does, and send them nowhere."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
     from dcl_processor.contrib import otel
 
     with Path(os.devnull).open("w") as nowhere:
-        tracers, meters = TracerProvider(), MeterProvider([InMemoryMetricReader()])
+        tracers = TracerProvider()
         tracers.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=nowhere)))
-        otel.instrument(tracer_provider=tracers, meter_provider=meters)
+        otel.instrument(tracer_provider=tracers)
         try:
             yield
         finally:
             otel.uninstrument()
             tracers.shutdown()
-            meters.shutdown()
