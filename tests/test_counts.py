@@ -22,9 +22,15 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor.contrib.otel import Spans
+from dcl_processor.contrib.prometheus import Counts
+from dcl_processor.ledger.apps import of_run
 from dcl_processor.operator import registry
+from dcl_processor.report import observer
 from tests.calls import calls_of_a_batched_row, ways
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel
@@ -222,6 +228,22 @@ def test_an_empty_run_costs_one_look() -> None:
     assert cost(transactional()) == Cost(1, 1, 0)
     assert cost(transactional(pending=SPANNING)) == Cost(1, 1, 0)
     assert cost(outside(delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60))) == Cost(1, 1, 0)
+
+
+def test_the_ledger_that_is_off_and_metrics_and_traces_that_are_on_send_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts, tracer = Counts(CollectorRegistry()), TracerProvider().get_tracer("tests")
+    processor = transactional(pending_since="sent_at")
+
+    def spent(*installed: Any) -> Cost:
+        monkeypatch.setattr(observer, "observers_installed", [*installed])
+        parcels(10)
+        return cost(lambda: run(processor, 10))
+
+    spent()  # what is done once on a connection is not counted
+    watched = spent(lambda _: counts, lambda _: Spans(tracer))
+    assert spent() == spent(of_run) == watched
 
 
 @contextmanager

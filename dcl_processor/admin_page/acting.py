@@ -10,11 +10,10 @@ from urllib.parse import unquote
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.management.base import CommandError
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dcl_processor import ledger
-from dcl_processor.admin_page.models import Processor
 from dcl_processor.admin_page.permissions import LABELS
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_text
@@ -41,9 +40,6 @@ MOST = 500
 
 #: Seconds that a request waits for an answer about rows, and for a lock of the table.
 BUDGET, PATIENCE = 5.0, 1.0
-
-#: Rows with an entry each in the log; with more there is one entry for all of them.
-MOST_ENTRIES = 100
 
 #: Characters that a person may type, and those of a message.
 LONGEST_REASON, LONGEST_VALUES, LONGEST = 200, 10_000, 500
@@ -211,12 +207,10 @@ def _record(
     said = "".join(f" {label}: {shown(text, 300)}" for label, text in typed.items() if text)
     message = f"{LABELS[action]} ({found.wanted.words}).{said}"
     table = rows.question_of(processor, None).table
-    one_by_one = len(done.written) <= MOST_ENTRIES
-    entries = list(table.filter(pk__in=done.written)) if one_by_one else []
-    if len(entries) == len(done.written):
-        log(request.user, entries, message)
-    else:  # many, or some that were deleted since, perhaps by their handler
-        log(request.user, [Processor(name=name)], f"{counted(len(done.written))}. {message}")
+    user: Any = request.user
+    text: Any = shown(message, LONGEST)
+    found_again = table.filter(pk__in=done.written)
+    LogEntry.objects.log_actions(user.pk, found_again, CHANGE, text)
     ledger.record(
         processor,
         action.replace("_", "-"),
@@ -226,9 +220,3 @@ def _record(
         values=shown(typed["Values"], 300),
         reason=typed["Reason"],
     )
-
-
-def log(user: Any, found: Sequence[Model], message: str) -> None:
-    """Write to the admin's log."""
-    text: Any = shown(message, LONGEST)
-    LogEntry.objects.log_actions(user.pk, found, CHANGE, text)

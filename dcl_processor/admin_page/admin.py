@@ -30,10 +30,7 @@ class ProcessorAdmin(Base):
         one = "<path:object_id>"
         addresses = {
             "changelist": ("", "index", permissions.may_view),
-            "row": (f"{one}/row/<path:key>/", "row", permissions.may_view),
             "act": (f"{one}/act/", "act", permissions.may_operate),
-            "control": (f"{one}/control/", "control", permissions.may_operate),
-            "control_all": ("control/", "control", permissions.may_operate),
             # The admin's log links to this name.
             "change": (f"{one}/change/", "detail", permissions.may_view),
         }

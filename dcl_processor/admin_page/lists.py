@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.sites import AdminSite
-from django.db import router
 from django.db.models import Exists, OuterRef, QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
@@ -20,6 +19,7 @@ from dcl_processor.insights.rows import key_text
 from dcl_processor.management.printing import LABELS
 from dcl_processor.operator.diagnosis import explain
 from dcl_processor.operator.time_limit import reading
+from dcl_processor.pending.question import for_write
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import shown
 
@@ -47,35 +47,24 @@ def confirm(
 
 
 def refuse_elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> None:
-    """Raise ``RefusedError`` unless the rows of a list are the processor's."""
-    if why := elsewhere(processor, listed):
-        raise RefusedError(why)
+    """Raise ``RefusedError`` unless the rows of a list are the processor's.
 
-
-def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
-    """Return why the rows of a list are not the processor's; empty: they are.
-
-    A key names another row in another table, and in another database. A list without a database of
-    its own may read from replicas, and is that of the database to which its rows are written.
+    A key names another row in another table, and in another database.
     """
     question = rows.question_of(processor, None)
-    if listed.model._meta.concrete_model is not question.model:
-        return (
-            f"{processor.name}: expected a list of {question.model._meta.label}, whose rows the "
-            f"processor handles, got one of {listed.model._meta.label}; name the processor in the "
-            "list of its own model."
+    ours = question.model, question.using
+    # That of writes: a list may read from replicas.
+    theirs = listed.model._meta.concrete_model, for_write(listed.all()).db
+    if theirs != ours:
+        raise RefusedError(
+            f"{processor.name}: expected a list of {_named(*ours)}, whose rows the processor "
+            f"handles, got one of {_named(*theirs)}; name the processor in the list of its own "
+            "model, and let get_queryset() return its database's rows."
         )
-    ours = question.using
-    named: Any = listed
-    chosen = named._db  # noqa: SLF001  # .db would ask the router, perhaps for a replica
-    theirs = chosen or router.db_for_write(listed.model)
-    if theirs == ours:
-        return ""
-    return (
-        f"{processor.name}: expected a list of the database {ours!r}, which the processor uses, "
-        f"got one of {theirs!r}; return get_queryset(…).using({ours!r}) for the list, or set the "
-        f"processor's using={theirs!r}."
-    )
+
+
+def _named(model: Any, using: str) -> str:
+    return f"{model._meta.label} in the database {using!r}"
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -94,8 +83,6 @@ class StateFilter(admin.SimpleListFilter):
             return queryset
         try:
             question = rows.question_of(self.processor, queryset.db)
-            if queryset.model._meta.concrete_model is not question.model:
-                return queryset.none()  # as the system checks report
             found = rows.in_state(wanted, self.processor, question)
         except (rows.NotRecordedError, ProcessorError) as error:
             messages.warning(request, explain(error, self.processor))

@@ -32,4 +32,4 @@ class Processor(models.Model):
         verbose_name_plural = "processors"
 
     def __str__(self) -> str:
-        return self.name or "all processors"
+        return self.name

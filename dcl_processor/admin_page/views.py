@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote, unquote
-from django.contrib.contenttypes.models import ContentType
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dcl_processor import ledger
 from dcl_processor.admin_page import acting, permissions
-from dcl_processor.admin_page.models import Processor
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.answer import Answer
-from dcl_processor.insights.row import show
-from dcl_processor.insights.rows import Listed, key_of, kind_of, listed, question_of
+from dcl_processor.insights.rows import Listed, kind_of, listed
 from dcl_processor.insights.status import NUMBERS, Status, status, troubles_first
 from dcl_processor.management import printing
-from dcl_processor.management.controlling import parse_until
 from dcl_processor.operator import registry
-from dcl_processor.operator.diagnosis import explain
 from dcl_processor.operator.times import span, utc
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report.errors import printable, shown
+from dcl_processor.report.errors import shown
 
 #: Seconds that a question, and that all questions of one page, may take.
 QUESTION, PAGE = 0.9, 6.0
 
-#: Entries of the log that a page shows, and rows of one error; characters of an error.
-RECENT, SHOWN, LONGEST = 10, 20, 300
+#: Rows of one error that a page shows; characters of an error.
+SHOWN, LONGEST = 20, 300
 
 #: The columns of the table: the names of answers, and their heads.
 COLUMNS = {**printing.OF_STATUS, "time_left": "time left", "last_run": "last run"}
@@ -103,8 +95,6 @@ def index(admin: Any, request: HttpRequest) -> HttpResponse:
         "notes": notes,
         "trouble": trouble,
         "summary": _summary(found),
-        "control_url": _address(admin, "control_all"),
-        **_ledger_of(request, ledger.ALL if ledger.is_on() else ""),
     }
     return _page(admin, request, "index", context)
 
@@ -115,8 +105,6 @@ def detail(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
     only = [name for name in NUMBERS if name not in ("errors", "in_doubt_since")]
     found = status(processor, seconds=QUESTION, only=only, down=down)
     labels = {**printing.LABELS, "last_run": "last run"}
-    kind = ContentType.objects.get_for_model(Processor)
-    entries = LogEntry.objects.filter(content_type=kind, object_id__in=[processor.name, ""])
     context = {
         "title": processor.name,
         "about": f"{found.delivery}, database {found.using}",
@@ -125,8 +113,6 @@ def detail(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
         "notes": notes,
         "summary": _summary([found]),
         "stuck": [_stuck(processor, each) for each in ("in_doubt", "given_up")],
-        "recent": entries.select_related("user").order_by("-action_time", "-pk")[:RECENT],
-        **_ledger_of(request, processor.name),
         **_actions(admin, request, processor),
     }
     return _page(admin, request, "detail", context)
@@ -149,34 +135,6 @@ def _stuck(processor: BatchProcessor[Any], state: str) -> dict[str, Any]:
             for kind, some in sorted(groups.items(), key=lambda each: -len(each[1]))
         ],
     }
-
-
-def row(admin: Any, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
-    """Show why one row is handled, or not, and who holds it."""
-    processor, text = _processor(object_id), unquote(key)
-    try:
-        pk = key_of(question_of(processor, None).model, text)
-    except Exception as error:
-        raise Http404(explain(error, processor)) from error
-    found = show(processor, pk, seconds=QUESTION)
-    if found.value is None and not found.missing:
-        raise Http404(f"there is no row {text}")
-    known = found.value
-    context = {
-        "title": f"Row {text} of {processor.name}",
-        "key": text,
-        "reason": shown(known.reason if known else found.missing, LONGEST),
-        "parts": [(printing.PARTS[name], part) for name, part in known.parts.items()]
-        if known
-        else [],
-        "columns": [
-            (name, "" if value is None else shown(str(value), LONGEST))
-            for name, value in (known.columns.items() if known else ())
-        ],
-        "locked": known and known.locked,
-        **_actions(admin, request, processor),
-    }
-    return _page(admin, request, "row", context)
 
 
 def act(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -204,35 +162,6 @@ def confirmation(
     return _page(admin, request, "confirm", {**context, **_actions(admin, request, processor)})
 
 
-def control(admin: Any, request: HttpRequest, object_id: str = "") -> HttpResponse:
-    """Pause or resume a processor, or all of them."""
-    wanted = request.POST.get("control", "")
-    if not ledger.is_on() or wanted not in ("pause", "resume"):
-        raise Http404("expected an order of an installed ledger")
-    name = _processor(object_id).name if object_id else ledger.ALL
-    who, by = name or "all processors", f"{request.user} in the admin"
-    reason, until = (
-        printable(request.POST.get(each, "").strip())[:200] for each in ("reason", "until")
-    )
-    try:
-        if wanted == "resume":
-            has_changed = ledger.resume(name, by=by)
-        else:
-            end = parse_until(until) if until else None
-            has_changed = ledger.pause(name, reason=reason, until=end, by=by)
-    except (ArgumentTypeError, ProcessorError) as error:
-        messages.error(request, shown(f"{who}: {error}", 500))
-    except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
-        messages.error(request, shown(f"{who}: {type(error).__name__}: {error}", 500))
-    else:
-        said = f"{who}: {wanted}d" if has_changed else f"{who}: nothing to change"
-        messages.success(request, said)
-        typed = [reason, until] if wanted == "pause" else []
-        words = " ".join(filter(None, [f"{wanted.capitalize()}d.", *typed]))
-        acting.log(request.user, [Processor(name=name)] if has_changed else [], words)
-    return redirect(_address(admin, "change", name) if name else _address(admin, "changelist"))
-
-
 # --- what the views share
 
 
@@ -251,13 +180,6 @@ def _processor(object_id: str) -> BatchProcessor[Any]:
     return found
 
 
-def _ledger_of(request: HttpRequest, name: str) -> dict[str, Any]:
-    """Return what the form needs to pause and resume; nothing without the ledger."""
-    if not (ledger.is_on() and permissions.may_operate(request)):
-        return {"may_pause": False}
-    return {"may_pause": True, "subject": name or "all processors"}
-
-
 def _actions(admin: Any, request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, Any]:
     """Return what the templates need to show the actions that this user has."""
     may_act = permissions.may_act(request, processor)
@@ -267,7 +189,6 @@ def _actions(admin: Any, request: HttpRequest, processor: BatchProcessor[Any]) -
         "name": processor.name,
         "offered": [(each, permissions.LABELS[each]) for each in offered],
         "act_url": _address(admin, "act", processor.name),
-        "control_url": _address(admin, "control", processor.name),
         "detail_url": _address(admin, "change", processor.name),
     }
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
 from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.admin_page import acting, mixin, permissions, views
+from dcl_processor.admin_page import acting, permissions, views
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from dcl_processor.operator import registry
 from sample_app.shop.models import Cart, Order, Payment
@@ -46,8 +45,7 @@ def test_seeing_the_pages_runs_nothing(
     cart = Cart.objects.create(customer=payment.order.customer, pieces=1, touched_at=old)
     client = as_user("operator")
     name = expire_carts.name
-    row = f"{INDEX}{name.replace('_', '_5F')}/row/{cart.pk}/"
-    for address in (INDEX, detail(name), row, "/admin/shop/payment/", "/admin/shop/order/"):
+    for address in (INDEX, detail(name), "/admin/shop/payment/", "/admin/shop/order/"):
         assert client.get(address).status_code == 200
     client.post(f"{INDEX}{name}/act/", {"action": "discard", "state": "rows", "pk": cart.pk})
     assert not Cart.objects.get().expired
@@ -118,14 +116,10 @@ def test_an_error_is_masked_and_escaped(
 ) -> None:
     """Other programs than ``Retry`` write errors that do not begin with a class."""
     payments(1, state=State.REFUSED, last_error="password=hunter2 <b>" + "x" * 2_000)
-    for address in (
-        detail(NAME),
-        f"{INDEX}shop.capture_5Fpayments/row/{Payment.objects.get().pk}/",
-    ):
-        page = as_user("operator").get(address).content.decode()
-        assert "hunter2" not in page
-        assert "password=*** &lt;b&gt;xxx" in page
-        assert "x" * 301 not in page
+    page = as_user("operator").get(detail(NAME)).content.decode()
+    assert "hunter2" not in page
+    assert "password=*** &lt;b&gt;xxx" in page
+    assert "x" * 301 not in page
 
 
 def test_a_database_that_is_down_is_said_and_asked_once(
@@ -153,27 +147,8 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     assert "given up 5" not in page
 
 
-def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:
-    address = f"{INDEX}shop.capture_5Fpayments/row/{refused[0].pk}/"
-    page = viewer.get(address).content.decode()
-    assert "It was given up on: NotCharged: no route." in page
-    assert viewer.get(f"{INDEX}shop.capture_5Fpayments/row/none/").status_code == 404
+def test_there_is_no_page_of_a_processor_that_is_not_known(viewer: Client) -> None:
     assert viewer.get(detail("shop.none")).status_code == 404
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="others do not show who locks")
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_the_page_of_a_row_names_the_session_that_has_locked_a_row(
-    viewer: Client, payments: MakePayments
-) -> None:
-    (payment,) = payments(1)
-    with transaction.atomic(using="other"):
-        Payment.objects.using("other").select_for_update().get(pk=payment.pk)
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            (pid,) = cursor.fetchone()
-        row = viewer.get(f"{INDEX}shop.capture_5Fpayments/row/{payment.pk}/").content.decode()
-    assert f"pid {pid}" in row
 
 
 # --- the page for operators has the names and the limits of the code
@@ -211,4 +186,4 @@ def test_the_names_of_the_mixin_are_those_of_the_code() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     limits = [float(number.replace(",", "")) for _, number in rows("Limits")]
-    assert limits == [views.QUESTION, views.PAGE, acting.MOST, mixin.LONGEST, acting.MOST_ENTRIES]
+    assert limits == [views.QUESTION, views.PAGE, acting.MOST, views.LONGEST]

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from django.db import connection
 from django.test import RequestFactory
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -27,13 +26,11 @@ from dcl_processor import Retry, Snooze
 from dcl_processor.contrib import prometheus
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.status import Status
-from dcl_processor.report import observer
 from dcl_processor.report.observer import RunEvent, observers_installed
 from dcl_processor.report.report import Report
 from tests.contract.support import errands as the
 from tests.edge.manage import Install, python
 from tests.edge.watchers import parcels
-from tests.environments import CHECKOUT
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -119,23 +116,6 @@ def test_a_run_in_which_a_row_fails_for_good_is_no_success(counted: Counted) -> 
     found = counted()
     assert found["dcl_processor_rows_total"][("outcome", "failed"), ("processor", "shop.bad")] == 1
     assert "dcl_processor_last_success_timestamp_seconds" not in found
-
-
-def test_metrics_cost_no_statement(
-    counted: Counted, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def statements() -> int:
-        Errand.objects.all().delete()
-        the.errands(10)
-        with CaptureQueriesContext(connection) as sent:
-            assert processor.run().processed == 10
-        return len(sent)
-
-    processor = the.transactional(the.ignore, pending_since="claimed_at")
-    statements()
-    with_metrics = statements()
-    monkeypatch.setattr(observer, "observers_installed", [])
-    assert statements() == with_metrics
 
 
 # --- several processes of another program

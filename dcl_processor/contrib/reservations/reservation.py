@@ -17,7 +17,6 @@ from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.contrib.reservations.handing_out import HandingOut, settled
 from dcl_processor.exceptions import InvalidToken, LostBecause, ReservationLost, Unsupported
-from dcl_processor.insights.rows import key_of, key_text
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question, ask, for_write
@@ -67,7 +66,7 @@ def from_token(processor: Definition[M], token: str, *, bound_to: str | None) ->
         ) from error
     question: Question[M] = ask(processor.pending, label=processor.name, using=using)
     rows: Any = for_write(QuerySet(question.unfiltered.model, using=using))
-    for row in rows.filter(pk=key_of(question.model, key)):
+    for row in rows.filter(pk=question.model._meta.pk.to_python(key)):
         return Reservation(processor, question, row, datetime.fromisoformat(since), token)
     raise ReservationLost(processor.name, key, "gone")
 
@@ -76,7 +75,8 @@ def _handed_out(
     processor: Definition[M], question: Question[M], row: M, bound_to: str | None
 ) -> Reservation[M]:
     since: datetime = getattr(row, str(processor.claimed_at))
-    contents = [question.using, key_text(row.pk), since.isoformat()]
+    key = question.model._meta.pk.value_to_string(row)
+    contents = [question.using, key, since.isoformat()]
     token = signing.dumps(contents, salt=_salt(processor, bound_to))
     return Reservation(processor, question, row, since, token)
 

@@ -8,9 +8,8 @@
   if (!pause || !announce) return;
   let ended = false;
 
-  /* A person who has ticked or typed something would lose it. */
-  const touched = () => [...document.querySelectorAll(".dcl-page input, .dcl-page textarea")]
-    .some((each) => each.type === "checkbox" ? each.checked : each.type === "text" && each.value);
+  /* A person who has ticked something would lose it. */
+  const touched = () => document.querySelector("[name=pk]:checked") !== null;
   const paused = () => pause.getAttribute("aria-pressed") === "true";
   const waits = () => ended || paused() || document.hidden || touched();
 
