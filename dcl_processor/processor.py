@@ -144,13 +144,13 @@ class BatchProcessor(Definition[M]):
     ) -> int:
         """Write ``done`` to rows whose work turned out to be done; return how many.
 
-        ``values``: written instead of ``done``, which may depend on the handler's result. Each row
-        is locked, and checked again: it has to be among ``rows``, given up, or claimed for longer
-        than a minute for each row of a batch, and without a lease that has not lapsed. Others stay
-        as they are, and a warning is logged with their number and the first keys. ``force``: also
-        rows with a younger claim, or in another state. Raises ``InvalidOption``
-        without ``values`` if ``done`` is a function, and if ``rows`` is no queryset of the
-        processor's model, or a slice of one; ``InvalidDone`` for values that name no column;
+        ``values``: written besides ``done``; where that is a function, they have to take the rows
+        out of ``pending``, and out of ``claim``. Each row is locked, and checked again: it has to
+        be among ``rows``, given up, or claimed for longer than a minute for each row of a batch,
+        and without a lease that has not lapsed. Others stay as they are, and a warning is logged
+        with their number and the first keys. ``force``: also rows with a younger claim, or in
+        another state. Raises ``InvalidOption`` without such values, and if ``rows`` is no queryset
+        of the processor's model, or a slice of one; ``InvalidDone`` for values that name no column;
         ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
         ``requeue()``.
         """
@@ -183,7 +183,7 @@ class BatchProcessor(Definition[M]):
     ) -> int:
         """Give up on rows that are pending or claimed, as ``Discard`` does; return how many.
 
-        Writes ``failed``, or ``values``, which have to be passed where ``failed`` is a function.
+        Writes ``failed``, and ``values``, which have to be passed where ``failed`` is a function.
         ``reason``: written to the ``retry``'s ``last_error``. Each row is locked, and checked
         again: it has to be among ``rows``, pending or claimed, and without a lease that has not
         lapsed, or a claim of less than a minute for each row of a batch. ``force``: also rows with

@@ -142,7 +142,8 @@ def to_confirm(
     needs_values = offered(processor).get(wanted.action, False)
     model = rows.question_of(processor, None).model
     stand_in = next(f.name for f in model._meta.fields if not (f.primary_key or f.generated))
-    found = plan(processor, wanted, {stand_in: None} if needs_values else None)
+    stand_ins = dict.fromkeys([stand_in, *(processor.claim or ())])
+    found = plan(processor, wanted, stand_ins if needs_values else None)
     label, chosen = LABELS[wanted.action], [*found.choice.rows]
     return {
         "title": f"{label}: {processor.name}",

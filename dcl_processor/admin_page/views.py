@@ -18,7 +18,7 @@ from dcl_processor.admin_page import acting, permissions
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.answer import Answer
 from dcl_processor.insights.rows import Listed, kind_of, listed
-from dcl_processor.insights.status import NUMBERS, Status, status, troubles_first
+from dcl_processor.insights.status import Status, status, troubles_first
 from dcl_processor.management import printing
 from dcl_processor.operator import registry
 from dcl_processor.operator.times import span, utc
@@ -102,8 +102,7 @@ def index(admin: Any, request: HttpRequest) -> HttpResponse:
 def detail(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
     processor, down, notes = _processor(object_id), dict[str, str](), Notes()
-    only = [name for name in NUMBERS if name not in ("errors", "in_doubt_since")]
-    found = status(processor, seconds=QUESTION, only=only, down=down)
+    found = status(processor, seconds=QUESTION, down=down)
     labels = {**printing.LABELS, "last_run": "last run"}
     context = {
         "title": processor.name,

@@ -1,12 +1,11 @@
-"""Answers and findings: a number that could not be found out is not 0."""
+"""Answers: a number that could not be found out is not 0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from django.db import connections
@@ -97,16 +96,16 @@ def document_of(value: Any) -> Any:
             return value.at.isoformat()
         case datetime():
             return utc(value).isoformat()
-        case tuple() | list():
+        case tuple():
             return [document_of(each) for each in value]
         case None | bool() | int() | float() | str():
             return value
         case _:
-            return value.as_dict() if hasattr(value, "as_dict") else str(value)
+            return str(value)
 
 
 class Asker:
-    """Asks about one processor: each question in a transaction, and with a time limit, of its own.
+    """Asks about one processor: each question with a time limit of its own.
 
     ``seconds``: the limit. A database that cannot be reached is not tried again; ``down``: such
     databases, with the reasons, which the askers of one command may share.
@@ -140,67 +139,23 @@ class Asker:
         """Return an answer of this database, as ``ask()`` does."""
         if using in self._down:
             return Answer.unknown(self._down[using])
-        is_there = False
         try:
-            is_connected(using)
-            connections[using].ensure_connection()
-            is_there = True
+            connect(using)
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises
+            self._down[using] = explain(error, self._processor, using)
+            return Answer.unknown(self._down[using])
+        try:
             with reading(using, self._seconds):
                 return read()
         except NotRecordedError as error:
             return Answer.not_recorded(str(error))
         except Exception as error:  # noqa: BLE001  # the other questions can still be answered
-            why = f"not within {self._seconds:g} s"
-            if not (is_database_error(error) and is_statement_timeout(error)):
-                why = explain(error, self._processor, using)
-            if not is_there:
-                self._down[using] = why
-            return Answer.unknown(why)
+            if is_database_error(error) and is_statement_timeout(error):
+                return Answer.unknown(f"not within {self._seconds:g} s")
+            return Answer.unknown(explain(error, self._processor, using))
 
 
-# --- what ``doctor`` has found out about one thing
-
-
-class Level(StrEnum):
-    """How a finding is to be taken.
-
-    ``OK``: as it should be. ``WARNING``: it costs time, or loses something when something else
-    fails. ``PROBLEM``: rows are not handled, or are handled wrongly. ``UNKNOWN``: it could not be
-    found out now, or by this role.
-    """
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-    UNKNOWN = "could not be found out"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line. ``what`` is found, ``why`` it matters, and what to do to ``fix`` it.
-
-    These are sentences without a period; the last two are empty if nothing is to be done.
-    ``check``: its short name; ``about``: the database, the table or the processor. The doctor adds
-    them.
-    """
-
-    level: Level
-    what: str
-    why: str = ""
-    fix: str = ""
-    about: str = ""
-    check: str = ""
-
-    def __str__(self) -> str:
-        sentences = [each for each in (self.what, self.why, self.fix) if each]
-        return f"{self.level}: {self.check}, {self.about}: {'. '.join(sentences)}."
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
-        return {**asdict(self), "level": self.level.name.lower()}
-
-
-ok = partial(Finding, Level.OK)
-warning = partial(Finding, Level.WARNING)
-problem = partial(Finding, Level.PROBLEM)
-unknown = partial(Finding, Level.UNKNOWN)
+def connect(using: str) -> None:
+    """Open the connection again if it was lost; raises the driver's error."""
+    is_connected(using)
+    connections[using].ensure_connection()

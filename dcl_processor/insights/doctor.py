@@ -1,23 +1,21 @@
-"""Examines what processors need of their databases, tables and options: seven checks."""
+"""Examines what processors need of their databases and options: six checks, each with a remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from django.db import DatabaseError, connections, router, transaction
+from django.db import DatabaseError, connections, router
 from django.db.models import BooleanField, F, Value
 
 from dcl_processor.engine.trial import dry_run
-from dcl_processor.insights import catalog, rows
-from dcl_processor.insights.answer import TIMEOUT, Finding, ok, problem, unknown, warning
+from dcl_processor.insights.answer import TIMEOUT, connect
 from dcl_processor.insights.explanation import asked
-from dcl_processor.keys.columns import column_of
-from dcl_processor.operator.diagnosis import describe, explain, one_line
+from dcl_processor.operator.diagnosis import describe, explain
 from dcl_processor.operator.time_limit import reading
-from dcl_processor.operator.times import utc_text
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import scan
@@ -25,13 +23,69 @@ from dcl_processor.pending.question import Question
 from dcl_processor.report.dry_run import MOST_COUNTED
 from dcl_processor.report.errors import shown
 from dcl_processor.report.exceptions import ProcessorError
-from dcl_processor.sql.errors import is_database_error, is_passing
+from dcl_processor.sql.errors import is_passing
 
-#: Seconds after which a snapshot is old, and transactions after which one of unknown age may be.
-OLD_SNAPSHOT, MANY_TRANSACTIONS = 300.0, 1_000
+#: Seconds after which a transaction is old.
+OLD = 300.0
 
-#: Characters of a key, or of a primary key, that are shown.
+#: Characters of a primary key that are shown.
 _LONGEST = 80
+
+# A snapshot keeps dead rows of its database from being removed, and so does a transaction that has
+# an id, such as that of a locked row. Those of other roles show their age with pg_read_all_stats.
+_OLD_TRANSACTIONS = """
+SELECT pid, application_name, usename, extract(epoch FROM clock_timestamp() - xact_start)::float
+FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND datname = current_database()
+    AND pid <> pg_backend_pid() AND clock_timestamp() - xact_start >= make_interval(secs => %s)
+ORDER BY xact_start
+"""
+
+_IDLE_TIMEOUT = "idle_in_transaction_session_timeout"
+
+
+class Level(StrEnum):
+    """How a finding is to be taken.
+
+    ``OK``: as it should be. ``WARNING``: it costs time, or loses something when something else
+    fails. ``PROBLEM``: rows are not handled, or are handled wrongly. ``UNKNOWN``: it could not be
+    found out now, or by this role.
+    """
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    UNKNOWN = "could not be found out"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. ``what`` is found, ``why`` it matters, and what to do to ``fix`` it.
+
+    These are sentences without a period; the last two are empty if nothing is to be done.
+    ``check``: its short name; ``about``: the database or the processor. The doctor adds them.
+    """
+
+    level: Level
+    what: str
+    why: str = ""
+    fix: str = ""
+    about: str = ""
+    check: str = ""
+
+    def __str__(self) -> str:
+        sentences = [each for each in (self.what, self.why, self.fix) if each]
+        return f"{self.level}: {self.check}, {self.about}: {'. '.join(sentences)}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding for JSON."""
+        return {**asdict(self), "level": self.level.name.lower()}
+
+
+ok = partial(Finding, Level.OK)
+warning = partial(Finding, Level.WARNING)
+problem = partial(Finding, Level.PROBLEM)
+
 
 #: A processor and its question.
 Asked = tuple[Definition[Any], Question[Any]]
@@ -40,103 +94,79 @@ Asked = tuple[Definition[Any], Question[Any]]
 def examine(
     processors: Sequence[Definition[Any]], *, using: str | None = None, seconds: float = TIMEOUT
 ) -> Iterator[Finding]:
-    """Yield the findings about these processors, and about the databases and tables they use.
+    """Yield the findings about these processors, and about the databases that they use.
 
-    ``seconds``: the time limit of each question to a database. Raises no error of a database or of
-    a user's code: what could not be found out is a finding, too.
+    ``seconds``: the time limit of each question about rows. Raises no error of a database or of a
+    user's code: what could not be found out is a finding, too.
     """
     databases: dict[str, list[Asked]] = {}
     for processor in processors:
         try:
             question = asked(processor, using)
-            databases.setdefault(question.using, []).append((processor, question))
         except Exception as error:  # noqa: BLE001  # the reason is the finding
-            level = unknown if is_database_error(error) else problem
             what = explain(error, processor, using).rstrip(".")
-            found = level(what, "It cannot run", "Correct the option; see manage.py check")
+            found = problem(what, "It cannot run", "Correct the option; see manage.py check")
             yield replace(found, check="options", about=processor.name)
+        else:
+            databases.setdefault(question.using, []).append((processor, question))
     for alias, here in databases.items():
         yield from _of_database(alias, here, seconds)
 
 
 def _of_database(using: str, here: Sequence[Asked], seconds: float) -> Iterator[Finding]:
-    about, connection = f"database {using!r}", connections[using]
-    found = partial(_found, using, seconds)
+    about = f"database {using!r}"
     try:
-        connection.ensure_connection()
+        connect(using)
     except Exception as error:  # noqa: BLE001  # whatever a driver raises
         yield replace(_failed(error), check="connection", about=about)
         return
     for processor, question in here:
-        name = processor.name
-        flip = [*found("flip", name, writable(processor, question))]
-        yield from flip or _tried(processor, using)
-        yield from found("router", name, routing(question))
-        yield from found("held-key", name, held_keys(processor, question))
-    if connection.vendor != "postgresql":
-        return
-    yield from found("snapshot", about, snapshots(using))
-    yield from found("idle-in-transaction", about, idle_transactions(using, here))
+        yield from _found("flip", processor.name, flip(processor, question, seconds))
+        yield from _found("router", processor.name, routing(question))
+    if connections[using].vendor == "postgresql":
+        yield from _found("snapshot", about, old_transactions(using))
+        yield from _found("idle-in-transaction", about, idle_transactions(using, here))
 
 
-def _found(
-    using: str, seconds: float, check: str, about: str, found: Iterable[Finding]
-) -> list[Finding]:
+def _found(check: str, about: str, found: Iterator[Finding]) -> list[Finding]:
     """Return the findings; an error, of the database or of any code, is one as well."""
     try:
-        with reading(using, seconds):
-            done = list(found)
+        done = list(found)
     except Exception as error:  # noqa: BLE001  # the other findings are still to be found
         done = [_failed(error)]
     return [replace(each, check=check, about=about) for each in done]
 
 
 def _failed(error: Exception) -> Finding:
-    said = f"the database answered: {one_line(error)}" if is_database_error(error) else ""
-    what = (said or describe(error)).rstrip(".")
-    return unknown(what, "", "Repeat it with a longer --timeout, or look into the server's log")
+    fix = "Repeat it with a longer --timeout, or look into the server's log"
+    return Finding(Level.UNKNOWN, describe(error).rstrip("."), "", fix)
 
 
 # --- the processors
 
 
-def writable(processor: Definition[Any], question: Question[Any]) -> Iterator[Finding]:
-    """Find a right that is missing, without a row; raise if the question takes too long."""
-    names = written_columns(processor, question.model)
+def flip(processor: Definition[Any], question: Question[Any], seconds: float) -> Iterator[Finding]:
+    """Try the flip on a row, as a dry run does, and roll it back; and the right without a row."""
+    names = written_columns(processor, question.model)  # those of a function are not known
     no_row = question.table.filter(Value(False, output_field=BooleanField()))
+    tried = "no row was free to try the flip on, and its columns can be written"
     try:
-        with transaction.atomic(using=question.using):
-            if names:  # those of a function are known when it is called
-                no_row.update(**{name: F(name) for name in names})
-    except DatabaseError as error:
-        if is_passing(error):
-            raise
-        what = f"{' and '.join(names)} cannot be written: {one_line(error).rstrip('.')}"
-        yield _refused(what)
-    else:
-        scan.count(question, MOST_COUNTED)
-
-
-def _tried(processor: Definition[Any], using: str) -> Iterator[Finding]:
-    """Try the flip on a row, as a dry run does, and roll it back."""
-    about: dict[str, Any] = {"check": "flip", "about": processor.name}
-    try:
-        found = dry_run(processor, filter=None, using=using, limit=1)
-    except ProcessorError as error:
-        yield replace(_refused(explain(error, processor, using).rstrip(".")), **about)
-    except Exception as error:  # noqa: BLE001  # the other findings are still to be found
-        yield replace(_failed(error), **about)
-    else:
-        words = found.refused.removeprefix(f"{processor.name}: ").rstrip(".")
-        tried = "no row was free to try the flip on, and its columns can be written"
+        with reading(question.using, seconds):
+            no_row.update(**{name: F(name) for name in names})
+            scan.count(question, MOST_COUNTED)
+        found = dry_run(processor, filter=None, using=question.using, limit=1)
+        refused = found.refused.removeprefix(f"{processor.name}: ")
         if found.rehearsed is not None:
             tried = f"the flip takes row {shown(str(found.rehearsed), _LONGEST)} out of pending"
-        yield replace(_refused(words) if words else ok(tried), **about)
-
-
-def _refused(what: str) -> Finding:
-    return problem(
-        what,
+    except (DatabaseError, ProcessorError) as error:
+        if is_passing(error):
+            raise
+        refused = explain(error, processor, question.using)
+    if not refused:
+        yield ok(tried)
+        return
+    yield problem(
+        refused.rstrip("."),
         "No row can be settled after its handler was called",
         "GRANT UPDATE on the columns, give the primary's alias with using=, or correct the values "
         "of the flip",
@@ -158,61 +188,40 @@ def routing(question: Question[Any]) -> Iterator[Finding]:
     )
 
 
-def held_keys(processor: Definition[Any], question: Question[Any]) -> Iterator[Finding]:
-    """Find the oldest row in doubt that holds its key."""
-    at = processor.claimed_at
-    if processor.group_by is None or at is None or processor.lease is not None:
-        return
-    column = column_of(processor, "group_by", question.model)
-    found = rows.in_state("in_doubt", processor, question)
-    oldest = found.filter(**{f"{column}__isnull": False}).order_by(at)
-    for pk, key, since in oldest.values_list("pk", column, at)[:1]:
-        row, most = shown(rows.key_text(pk), _LONGEST), processor.most_of_a_key or 1
-        place = "no other row of the key is handled"
-        if most > 1:
-            place = f"one of the {most} places of the key is taken"
-        yield problem(
-            f"key {shown(str(key), _LONGEST)} is held by row {row}, in doubt since "
-            f"{utc_text(since)}",
-            f"Until a person decides, {place}",
-            f"manage.py processors show {processor.name} {row}, and then requeue or mark-done",
-        )
-        return
-    yield ok("no row holds its key until a person decides")
-
-
 # --- the server
 
 
-def snapshots(using: str) -> Iterator[Finding]:
+def old_transactions(using: str) -> Iterator[Finding]:
     """Find what keeps dead rows, and dead entries of the pending index, from being removed."""
-    old = catalog.old_snapshots(using, OLD_SNAPSHOT, MANY_TRANSACTIONS)
-    for kind, name, seconds, transactions in old:
-        since = f"{transactions} transactions old"
-        hidden = "; GRANT pg_read_all_stats to this role shows since when it is open"
+    old = _rows(using, _OLD_TRANSACTIONS, [OLD])
+    for pid, name, role, seconds in old:
         yield warning(
-            shown(f"the {kind} {name} is {since if seconds is None else f'{seconds:.0f} s old'}"),
+            shown(f"the transaction of session {pid}, {name}, role {role}, is {seconds:.0f} s old"),
             "Vacuum removes no row that was flipped since, and each lock-free read passes all "
             "their index entries",
-            "End it (pg_terminate_backend, pg_drop_replication_slot, ROLLBACK PREPARED); let slow "
-            "handlers work outside the transaction with AT_LEAST_ONCE"
-            + (hidden if seconds is None else ""),
+            f"End it (SELECT pg_terminate_backend({pid})); let slow handlers work outside the "
+            "transaction with AT_LEAST_ONCE",
         )
     if not old:
-        yield ok("no old snapshot keeps dead rows")
+        yield ok("no old transaction keeps dead rows")
 
 
 def idle_transactions(using: str, here: Sequence[Asked]) -> Iterator[Finding]:
     """Find whether a handler that hangs in its transaction keeps its row forever."""
     inside = [processor.name for processor, _ in here if processor.is_transactional]
-    name = "idle_in_transaction_session_timeout"
-    sql = "SELECT setting::float FROM pg_settings WHERE name = %s"
-    ((milliseconds,),) = catalog.rows(using, sql, [name])
-    if not inside or milliseconds > 0:
-        yield ok(f"{name} is {milliseconds / 1000:g} s" if inside else "no handler is in one")
+    ((limit,),) = _rows(using, f"SHOW {_IDLE_TIMEOUT}")
+    if not inside or limit != "0":
+        yield ok(f"{_IDLE_TIMEOUT} is {limit}")
         return
     yield warning(
-        f"{name} is not set, and the handlers of {', '.join(inside)} work inside a transaction",
+        f"{_IDLE_TIMEOUT} is not set, and the handlers of {', '.join(inside)} work inside a "
+        "transaction",
         "A handler that hangs keeps its row, its connection and vacuum's horizon forever",
-        f"ALTER ROLE … SET {name} = '5min', or three times the longest handler",
+        f"ALTER ROLE … SET {_IDLE_TIMEOUT} = '5min', or three times the longest handler",
     )
+
+
+def _rows(using: str, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return cast("list[tuple[Any, ...]]", cursor.fetchall())

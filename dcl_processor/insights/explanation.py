@@ -1,49 +1,49 @@
-"""Explains one processor's lock-free read to PostgreSQL: its SQL, its plan, and its index."""
+"""Explains one processor's lock-free read to PostgreSQL: its SQL, its plan, and an index for it."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from django.db import connections
-from django.db.models import Index, Model
+from django.db.models import Index, Model, Q
+from django.db.models.expressions import Col
 
-from dcl_processor.insights import catalog, pending_index
 from dcl_processor.insights.answer import TIMEOUT
-from dcl_processor.keys.columns import reads_of
+from dcl_processor.keys.columns import column_of, reads_of
 from dcl_processor.operator.backlog import question_of
 from dcl_processor.operator.time_limit import reading
 from dcl_processor.options import model_columns
 from dcl_processor.options.options import Definition
-from dcl_processor.pending import scan
-from dcl_processor.pending.question import Question
+from dcl_processor.pending.question import Question, order_of
+from dcl_processor.pending.scan import WINDOW
 from dcl_processor.report.exceptions import Unsupported
+from dcl_processor.report.values import is_constant
 
-_PARTIAL = """
-SELECT relname FROM pg_index JOIN pg_class ON oid = indexrelid WHERE indpred IS NOT NULL"""
+#: Comparisons with a constant that are conditions of an index, and those whose column it has.
+_PLAIN, _RANGES = ("exact", "in", "isnull"), ("gt", "gte", "lt", "lte", "range")
+
+#: Characters of the longest name of an index that every database accepts.
+_LONGEST_NAME = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What a run would ask, and how PostgreSQL would answer.
 
-    ``read``: the lock-free read, empty if it is not sent because no row can be pending. ``plan``:
-    its lines. ``index``: the one that serves it. ``verdict``: whether one does, in one sentence.
-    ``indexes``: to be pasted into the model's ``Meta``; that of the read first, unless it has one.
+    ``read``: the SQL of the lock-free read; ``plan``: its lines. ``indexes``: those that the
+    model's ``Meta`` lacks, first that of the read.
     """
 
     name: str
     delivery: str
     model: type[Model]
     using: str
-    verdict: str
-    read: str = ""
-    plan: tuple[str, ...] = ()
-    index: str | None = None
-    indexes: tuple[Index, ...] = ()
+    read: str
+    plan: tuple[str, ...]
+    indexes: tuple[Index, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the explanation for JSON."""
@@ -53,56 +53,52 @@ class Explanation:
             "database": self.using,
             "read": self.read,
             "plan": list(self.plan),
-            "index": self.index,
-            "verdict": self.verdict,
-            "suggested_indexes": [pending_index.source(each) for each in self.indexes],
+            "suggested_indexes": self.code(),
         }
+
+    def code(self) -> list[str]:
+        """Return the indexes as Python code for the model's ``Meta``, as a migration writes it."""
+        from django.db.migrations.writer import MigrationWriter  # not for the start of each process
+
+        return [MigrationWriter.serialize(each)[0] for each in self.indexes]
 
 
 def explanation(
     processor: Definition[Any], using: str | None = None, *, seconds: float = TIMEOUT
 ) -> Explanation:
-    """Explain what a run would ask; executes none of it, and locks nothing.
+    """Explain how a run reads pending rows; executes nothing, and locks nothing.
 
-    ``seconds``: the time limit of each question to the database, which may have to wait for a
-    migration. Raises ``Unsupported`` unless the database is PostgreSQL, and the errors of the
-    processor's options and of the database.
+    ``seconds``: the time limit of the question, which may have to wait for a migration. Raises
+    ``Unsupported`` unless the database is PostgreSQL, and the errors of the processor's options and
+    of the database.
     """
     question = asked(processor, using)
     model, connection = question.model, connections[question.using]
+    operations: Any = connection.ops
     if connection.vendor != "postgresql":
         raise Unsupported(
-            f"{processor.name}: expected PostgreSQL for explain, whose plans are judged, got "
-            f"{connection.display_name}; read the plan that its own EXPLAIN shows."
+            f"{processor.name}: expected PostgreSQL for explain, got {connection.display_name}; "
+            "read the plan that its own EXPLAIN shows."
         )
-    known = processor.name, str(processor.delivery), model, question.using
-    first = _read(processor, question)
-    if first is None:
-        return Explanation(*known, "No row can be pending, so nothing is sent.")
-    sql, params = first
+    order = [*_key(processor, model), *order_of(question.queryset), "pk"]
+    read = question.queryset.order_by(*order).values_list("pk", flat=True)[:WINDOW]
     with reading(question.using, seconds):
-        lines = tuple(line for (line,) in _explain(question.using, "EXPLAIN", sql, params))
-        ((found,),) = _explain(question.using, "EXPLAIN (FORMAT JSON)", sql, params)
-        tree = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
-        verdict, index = _judged(tree, question)
-    serving, *others = pending_index.suggested(processor, question)
-    if index is None:
-        verdict += _remark(serving, model)
-        others.insert(0, serving)
-    missing = [each for each in others if each and not pending_index.is_declared(each, model)]
-    text = _with_values(connection, sql, params)
-    return Explanation(*known, verdict, text, lines, index, tuple(missing))
-
-
-def _remark(suggested: Index | None, model: type[Model]) -> str:
-    if suggested is None:
-        return (
-            f" No index of {model._meta.label} can hold a condition of pending: each depends on "
-            "other rows, or is no comparison with a constant."
-        )
-    if pending_index.is_declared(suggested, model):
-        return f" {model._meta.label} has one in its Meta: run manage.py migrate, and ANALYZE."
-    return ""
+        plan = read.explain()
+    declared = [(each.fields, each.condition) for each in model._meta.indexes]
+    missing = [
+        each
+        for each in suggested(processor, question)
+        if (each.fields, each.condition) not in declared
+    ]
+    return Explanation(
+        name=processor.name,
+        delivery=str(processor.delivery),
+        model=model,
+        using=question.using,
+        read=operations.compose_sql(*read.query.sql_with_params()),
+        plan=tuple(plan.splitlines()),
+        indexes=tuple(missing),
+    )
 
 
 def asked(processor: Definition[Any], using: str | None = None) -> Question[Any]:
@@ -114,68 +110,56 @@ def asked(processor: Definition[Any], using: str | None = None) -> Question[Any]
     return question_of(processor, using, processor._due)
 
 
-class _FirstStatement(Exception):
-    """Stands for the answer of a statement that is not sent."""
+# --- the index
 
 
-def _read(processor: Definition[Any], question: Question[Any]) -> tuple[str, Any] | None:
-    """Return the first statement of a run; ``None``: no row can be pending, and none is sent."""
+def suggested(processor: Definition[Any], question: Question[Any]) -> Iterator[Index]:
+    """Yield the index of the lock-free read, and that of the rows of a key at work, if any.
 
-    def keep(_: Any, sql: str, params: Any, *__: Any) -> Any:
-        raise _FirstStatement(sql, params)
-
-    reads = reads_of(processor, question.model, question.using)
-    query, lease = question.queryset.query, processor.lease
-    asked = replace(question, lease=None if lease is None else lease.field)
-    try:
-        with connections[question.using].execute_wrapper(keep):
-            if reads is not None:
-                reads.read(question.unfiltered, question.narrowed, None, ())
-            elif query.order_by or query.extra_order_by:
-                next(scan.ordered_scan(lambda: asked, set()), None)
-            else:
-                next(iter(scan.KeyScan(lambda: asked, set())), None)
-    except _FirstStatement as first:
-        sql, params = first.args
-        return sql, params
-    return None
+    A partial index of the pending rows alone is as small as the backlog. Its condition has to
+    follow from the question whenever that is asked, so a column that is compared with a time is
+    indexed instead. Each condition of ``pending`` that is no plain comparison is left out.
+    """
+    model, lease = question.model, processor.lease
+    key, (equal, between) = _key(processor, model), _comparisons(question)
+    names = {each.name for each in model._meta.local_concrete_fields}
+    order = takewhile(lambda each: str(each).lstrip("-") in names, order_of(question.queryset))
+    if key or equal or between:
+        pk = [each.name for each in model._meta.pk_fields]
+        fields = dict.fromkeys([*key, *order, *between, *pk])
+        yield _index(processor, "pending", [*fields], Q(**equal) or None)
+    at = processor.claimed_at if lease is None else lease.field
+    if processor.group_by is not None and at is not None:
+        yield _index(processor, "in_flight", key, Q(**{f"{at}__isnull": False}))
 
 
-def _with_values(connection: Any, sql: str, params: Sequence[Any]) -> str:
-    """Return the statement with literal values."""
-    filled: str | bytes = connection.ops.compose_sql(sql, params)
-    return filled.decode() if isinstance(filled, bytes) else filled
+def _index(
+    processor: Definition[Any], kind: str, fields: Sequence[str], condition: Q | None
+) -> Index:
+    name = f"{kind}_{processor.name.rpartition('.')[2]}"[:_LONGEST_NAME]
+    return Index(fields=fields, condition=condition, name=name)
 
 
-def _explain(using: str, how: str, sql: str, params: Sequence[Any]) -> list[Any]:
-    # On the connection of a run, with the same parameters: a server that gets these apart from the
-    # statement may plan differently.
-    return catalog.rows(using, f"{how} {sql}", params)
+def _key(processor: Definition[Any], model: type[Model]) -> list[str]:
+    """Return the field of the keys whose rows are read together; nothing without keys."""
+    option = "group_by" if processor.group_by is not None else "fair_by"
+    if getattr(processor, option) is None:
+        return []
+    field: Any = model._meta.get_field(column_of(processor, option, model))
+    return [field.name]
 
 
-def _judged(plan: Any, question: Question[Any]) -> tuple[str, str | None]:
-    """Return whether an index serves the read, in one sentence, and which."""
-    model = question.model
-    partial = {name for (name,) in catalog.rows(question.using, _PARTIAL)}
-    table = re.sub(r'^.*?"?\."?(?=[^.]+$)', "", model._meta.db_table).strip('"')
-    reads = [node for node in _nodes(plan) if node.get("Relation Name") == table]
-    if not reads:  # a table with partitions, or a view
-        return "The table has partitions, so which index serves this read is not judged.", None
-    used = [each for node in reads for each in _nodes(node) if "Index Name" in each]
-    # All rows of a partial index are asked for; of another one, those that meet a condition.
-    narrow = [n["Index Name"] for n in used if "Index Cond" in n or n["Index Name"] in partial]
-    if len(narrow) >= len(reads):
-        return f"The index {narrow[0]} serves this read.", narrow[0]
-    how = "reads the whole table"
-    if wide := [n["Index Name"] for n in used if n["Index Name"] not in narrow]:
-        how = f"goes through all entries of {wide[0]}, until it has found enough pending rows"
-    return (
-        f"No index serves this read: PostgreSQL {how}. (It reads a small table as a whole with any "
-        "index: ask about one with thousands of rows, after ANALYZE.)"
-    ), None
-
-
-def _nodes(node: Any) -> Iterator[Any]:
-    yield node
-    for child in node.get("Plans", ()):
-        yield from _nodes(child)
+def _comparisons(question: Question[Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the conditions that are comparisons with a constant, and the columns of the others."""
+    query, equal, between = question.unfiltered.query, dict[str, Any](), list[str]()
+    node: Any
+    for node in query.where.children:
+        lookup, column = getattr(node, "lookup_name", ""), getattr(node, "lhs", None)
+        if not isinstance(column, Col) or column.alias != query.base_table:
+            continue
+        name = column.target.name
+        if lookup in _RANGES:
+            between.append(name)
+        elif lookup in _PLAIN and is_constant(node.rhs):
+            equal[f"{name}__{lookup}".removesuffix("__exact")] = node.rhs
+    return equal, between

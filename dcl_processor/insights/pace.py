@@ -10,8 +10,8 @@ from dcl_processor.pending import steady as time
 #: Seconds between two looks that give a rate.
 SHORTEST, LONGEST = 0.5, 600.0
 
-#: The looks of this process at a processor on a database: when, and how many rows were pending.
-_looks: dict[tuple[str, str | None], list[tuple[float, int]]] = {}
+#: The last look of this process at a processor on a database: when, and how many were pending.
+_looks: dict[tuple[str, str | None], tuple[float, int]] = {}
 
 
 def pace(
@@ -25,25 +25,21 @@ def pace(
         return Answer.unknown(pending.why), Answer.unknown(pending.why)
     looked = _rate_of_looks(name, using, pending.value) if pending.how is How.EXACT else None
     rate = looked if recorded is None else recorded
-    unrecorded = Answer[Any].not_recorded("it takes the ledger, or a second look by one process")
+    unrecorded = Answer[Any].not_recorded("it takes the ledger, or a second look, at fewer rows")
     found = unrecorded if rate is None else Answer(rate)
     if not pending.value:
         return found, Answer(None)
     if rate is None or rate <= 0:
-        return found, unrecorded if rate is None else Answer.not_recorded(
-            "the backlog does not shrink"
-        )
+        return found, unrecorded
     return found, Answer(round(pending.value / rate, 1), pending.how)
 
 
 def _rate_of_looks(name: str, using: str | None, number: int) -> float | None:
     """Note a look; return by how many rows a second the backlog has shrunk since the one before."""
     now = time.monotonic()
-    looks = _looks.setdefault((name, using), [])
-    if not looks or now - looks[-1][0] >= SHORTEST:
-        looks.append((now, number))
-    del looks[:-2]
-    (first, before), (last, after) = looks[0], looks[-1]
-    if first == last or now - first > LONGEST or before == after == 0:
+    last, before = _looks.setdefault((name, using), (now, number))
+    if now - last < SHORTEST:
         return None
-    return (before - after) / (last - first)
+    _looks[name, using] = now, number
+    rate = max(0.0, before - number) / (now - last)
+    return rate if now - last <= LONGEST else None

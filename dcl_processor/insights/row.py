@@ -1,4 +1,4 @@
-"""Why one row is handled, or not."""
+"""Why one row is handled, or not: the states that it is in."""
 
 from __future__ import annotations
 
@@ -6,43 +6,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Exists, OuterRef
 
 from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, document_of
-from dcl_processor.insights.held import in_flight
 from dcl_processor.insights.locks import holders
-from dcl_processor.insights.rows import UNLEASED, key_text
-from dcl_processor.keys.claim import in_order
+from dcl_processor.insights.rows import LONGEST_TEXT, STATES, in_state, key_text
 from dcl_processor.keys.columns import column_of
-from dcl_processor.operator import states
-from dcl_processor.operator.times import span, utc, utc_text
+from dcl_processor.operator.states import NotRecordedError, is_timeless
+from dcl_processor.operator.times import utc_text
 from dcl_processor.options.model_columns import own_columns
 from dcl_processor.options.options import Definition
-from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question, these
 from dcl_processor.report.errors import masked, shown
 
-#: Rows that hold a key, which are named, and characters of the key of each.
-_MOST_NAMED, _LONGEST_KEY = 3, 80
-
 #: Begins the names of the columns of a read that are conditions.
-_PART = "dcl_part_"
+_STATE = "dcl_state_"
 
-_IN_USE, _RUNS = "its group is in use", "a run would handle it now"
-
-#: What no column shows of a group whose workers only lock their rows and their key.
-_UNSEEN = ", unless a worker has another row of its group"
+#: Why a row is handled, or not, by the first of these states that it is in.
+REASONS = {
+    "in_progress": "a worker has claimed it, and may be at work",
+    "in_doubt": "it is in doubt: its claim was never settled; requeue it, or mark it as done",
+    "given_up": "it was given up on{error}",
+    "held": "it waits for its key: another row of it is at work, in doubt, or comes first",
+    "later": "its next attempt is at {time}",
+    "due": "the next run takes it, unless another session has locked it",
+    "pending": "it is pending, and no run tries it now",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """What is known of one row.
 
-    ``reason``: why a run would handle it now, or not. ``parts``: whether it is ``pending``, and
-    ``due`` (no retry time is in the way), and has ``attempts_left``; whether it is ``lease_free``
-    or ``unclaimed``, ``key_free`` (no other row of its key is in the way), and ``given_up``; those
-    that the processor does not have are left out. ``columns``: those of its retry, its lease, its
-    claim and its key, and that of ``pending_since``. ``locked``: the sessions that have locked it.
+    ``reason``: why the next run takes it, or not. ``parts``: whether it is in each of ``STATES``;
+    those that no column shows are left out. ``columns``: those of its retry, its lease, its claim
+    and its key, and that of ``pending_since``. ``locked``: the sessions that have locked it.
     """
 
     name: str
@@ -75,107 +73,47 @@ def show(
     if found.value is None:
         return found
     locked = asker.ask(lambda question: holders(question, pk))
-    reason = found.value.reason
-    if reason.startswith(_RUNS) and locked.value is None:
-        reason = f"{_RUNS}, unless a session has locked it"
-    elif reason.startswith(_RUNS) and locked.value:
-        reason = "a session has locked it, or has only inserted a row that refers to it"
-    return Answer(replace(found.value, reason=reason, locked=locked))
+    return Answer(replace(found.value, locked=locked))
 
 
 def _read(processor: Definition[Any], question: Question[Any], pk: Any) -> Row | None:
-    """Read the row's columns, its conditions and the clock by one statement."""
-    since, key = processor.pending_since, None
-    names = [*own_columns(processor), *([since] if isinstance(since, str) else [])]
+    """Read the row's columns and its states by one statement."""
+    since, names = processor.pending_since, own_columns(processor)
+    if isinstance(since, str):
+        names.append(since)
     if processor.group_by is not None:
-        key = column_of(processor, "group_by", question.model)
-        names.append(key)
-    asked = {name: states.flag(each) for name, each in _conditions(processor, question).items()}
-    found = question.table.filter(these([pk])).order_by()
-    found = found.annotate(**{f"{_PART}{name}": each for name, each in asked.items()})
-    known = found.annotate(dcl_now=DatabaseNow()).values(
-        *dict.fromkeys(names), "dcl_now", *(f"{_PART}{name}" for name in asked)
-    )
-    for read in known[:1]:
-        columns = dict(read)
-        parts = {name: bool(columns.pop(f"{_PART}{name}")) for name in asked}
-        holds = None
-        if key is not None and columns[key] is not None:
-            holds = _holds(processor, question, pk, {key: columns[key]})
-            if holds or not processor.is_transactional:
-                parts["key_free"] = not holds
-        reason = _reason(processor, parts, columns, columns.pop("dcl_now"))
-        reason += holds or "" if reason == _IN_USE else ""
-        is_unseen = holds == "" and "key_free" not in parts
-        reason += _UNSEEN if reason == _RUNS and is_unseen else ""
-        error = processor.retry.last_error if processor.retry is not None else None
-        if error and columns[error]:
-            columns[error] = masked(columns[error])
-        parts.pop("unleased")
-        return Row(processor.name, pk, question.using, reason, parts, columns, Answer(()))
+        names.append(column_of(processor, "group_by", question.model))
+    asked = _states(processor, question)
+    found = question.table.filter(these([pk])).order_by().annotate(**asked)
+    for read in found.values(*dict.fromkeys(names), *asked)[:1]:
+        parts = {name.removeprefix(_STATE): read.pop(name) for name in asked}
+        error = processor.retry.last_error if processor.retry else None
+        if error is not None:
+            read[error] = masked(read[error] or "")
+        reason = _reason(processor, parts, read)
+        return Row(processor.name, pk, question.using, reason, parts, read, Answer(()))
     return None
 
 
-def _conditions(processor: Definition[Any], question: Question[Any]) -> dict[str, Q]:
-    """Return the conditions that decide whether the row is handled."""
-    retry, found = processor.retry, dict[str, Q | None]()
-    found["pending"] = states.is_pending(question)
+def _states(processor: Definition[Any], question: Question[Any]) -> dict[str, Any]:
+    """Return, as columns of a read, whether a row is in each state that is recorded."""
+    found: dict[str, Any] = {}
+    for name in STATES:
+        try:
+            rows = in_state(name, processor, question).using(question.using).order_by()
+        except NotRecordedError:
+            continue
+        found[f"{_STATE}{name}"] = Exists(rows.filter(pk=OuterRef("pk")))
+    return found
+
+
+def _reason(processor: Definition[Any], parts: Mapping[str, bool], columns: Any) -> str:
+    is_in = [name for name in REASONS if parts.get(name)]
+    if not is_in:
+        claimed = "claimed, " if processor.claim is not None and is_timeless(processor) else ""
+        return f"it is not in pending: it is {claimed}done, or does not wait yet"
+    at, error, retry = None, "", processor.retry
     if retry is not None:
-        found["due"], found["attempts_left"] = retry.due(), retry.has_attempts_left(question.model)
-    if processor.lease is not None:
-        found["lease_free"] = processor.lease.free()
-    elif processor.claimed_at is not None:
-        found["unclaimed"] = ~states.claimed(processor)
-    found["given_up"] = states.is_given_up(processor, question)
-    found["unleased"] = states.is_unleased(processor, question)
-    return {name: each for name, each in found.items() if each is not None}
-
-
-def _holds(
-    processor: Definition[Any], question: Question[Any], pk: Any, key: Mapping[str, Any]
-) -> str:
-    """Return what keeps the row's key from it; empty: nothing that columns show."""
-    most, at_work = processor.most_of_a_key or 1, in_flight(processor, question)
-    if at_work is not None:
-        others = at_work.filter(**key).exclude(these([pk])).order_by("pk")
-        pks = list(others.values_list("pk", flat=True)[: max(most, _MOST_NAMED)])
-        if len(pks) >= most:
-            named = ", ".join(shown(key_text(each), _LONGEST_KEY) for each in pks[:_MOST_NAMED])
-            return f" by row{'s' if len(pks) > 1 else ''} {named}"
-    if processor.in_order:
-        mine = in_order(question.unfiltered.filter(**key)).values_list("pk", flat=True)
-        first = next(iter(mine[:1]), pk)
-        if first != pk:
-            return f" by row {shown(key_text(first), _LONGEST_KEY)}, which comes first"
-    return ""
-
-
-def _reason(
-    processor: Definition[Any], parts: Mapping[str, bool], columns: Mapping[str, Any], now: Any
-) -> str:
-    """Return why no run handles the row now; or that its columns do not prevent it."""
-    no = {name for name, part in parts.items() if not part}
-    retry, lease, since = processor.retry, processor.lease, processor.claimed_at
-    if parts["unleased"]:
-        return f"{UNLEASED}; requeue or mark-done it"
-    if lease is not None and "lease_free" in no:
-        return f"a worker has it, and its lease ends at {utc_text(columns[lease.field])}"
-    if since is not None and "unclaimed" in no:
-        seconds = (utc(now) - utc(columns[since])).total_seconds()
-        return (
-            f"it was claimed {span(seconds)} ago and is not settled: its handler is at work, or "
-            "its process died, and then the row is in doubt"
-        )
-    if parts["given_up"]:
-        error = shown(columns.get(retry.last_error or "") or "", 200) if retry else ""
-        return "it was given up on" + (f": {error}" if error else "")
-    if "pending" in no:
-        is_blind = processor.claim is not None and states.is_timeless(processor)
-        state = "claimed, done, or does not wait; set claimed_at=…"
-        return f"it is not in pending: it is {state if is_blind else 'done, or does not wait yet'}"
-    if retry is not None and "due" in no:
-        return f"its next attempt is at {utc_text(columns[retry.next_attempt_at or ''])}"
-    if "key_free" in no:
-        return _IN_USE
-    # Otherwise the row would be given up on.
-    return "the next run writes failed to it" if "attempts_left" in no else _RUNS
+        at, error = columns.get(retry.next_attempt_at), columns.get(retry.last_error)
+    said = f": {shown(error, LONGEST_TEXT)}" if error else ""
+    return REASONS[is_in[0]].format(time=at and utc_text(at), error=said)

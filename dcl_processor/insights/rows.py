@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db.models import DateTimeField, F, IntegerField, Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Substr
 
-from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, How, Moment, document_of
+from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, Moment, document_of
 from dcl_processor.insights.held import held
 from dcl_processor.operator import states
 from dcl_processor.operator.backlog import question_of
@@ -26,9 +25,6 @@ __all__ = ["NotRecordedError", "question_of"]
 #: The states that rows are counted, shown and filtered by.
 STATES = ("pending", "due", "held", "later", "in_progress", "in_doubt", "given_up")
 
-#: Why a row is in doubt that has a claim's mark, and no lease.
-UNLEASED = "it has the mark of a claim and no lease: a worker of another kind has left it"
-
 
 def in_state(
     name: str, processor: Definition[Any], question: Question[Any], doubt_after: float | None = None
@@ -39,6 +35,8 @@ def in_state(
     ``NotRecordedError`` where rows may be in the state, but no column shows it.
     """
     pending, is_due = question.queryset, processor._due(question.model) or Q()
+    # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
+    age = max(states.default_age(processor), doubt_after or 0.0)
     match name:
         case "pending":
             return pending
@@ -50,28 +48,10 @@ def in_state(
             return pending.filter(states.is_later(processor))
         case "given_up":
             return states.given_up(processor, question)
+        case "in_progress":
+            return question.table.filter(states.is_in_progress(processor, question, age))
         case _:
-            claimed = _claimed(name, processor, question, doubt_after or 0.0)
-            return question.table.filter(claimed)
-
-
-def _claimed(
-    name: str, processor: Definition[Any], question: Question[Any], doubt_after: float
-) -> Q:
-    """Recognise a row that is in progress, or in doubt."""
-    is_doubt = name == "in_doubt"
-    if processor.is_transactional:
-        if is_doubt:
-            return states.NONE
-        raise NotRecordedError("a TRANSACTIONAL worker only locks its row")
-    if processor.lease is not None:
-        unleased = states.is_unleased(processor, question)
-        return unleased if is_doubt else states.is_in_progress(processor)
-    if processor.claim is None or processor.claimed_at is None:
-        raise NotRecordedError("set claim=… and claimed_at=…")
-    # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
-    doubtful = states.is_in_doubt(processor, max(states.default_age(processor), doubt_after))
-    return doubtful if is_doubt else states.claimed(processor) & ~doubtful
+            return question.table.filter(states.is_in_doubt(processor, question, age))
 
 
 def chosen(
@@ -85,22 +65,21 @@ def chosen(
     """Return the rows that an operator wants to act on: those with these keys, if there are any.
 
     Or else those that are in doubt for ``in_doubt`` seconds; without both, those that were given up
-    on after an error of this ``kind``, ``None``: after any.
+    on. ``kind``: only those whose last error is of this class.
     """
     if keys is not None:
         return question.table.filter(pk__in=keys)
-    if in_doubt is not None and processor.lease is None:
-        age = max(states.default_age(processor), in_doubt)
-        found = question.table.filter(states.is_in_doubt(processor, age))
-        return of_kind(processor, found, kind)
     state = "given_up" if in_doubt is None else "in_doubt"
-    return of_kind(processor, in_state(state, processor, question), kind)
+    return of_kind(processor, in_state(state, processor, question, in_doubt), kind)
 
 
 # --- the rows of a state, in pages
 
 #: What a table of rows has.
-COLUMNS = ("key", "since", "attempts", "error", "remark")
+COLUMNS = ("key", "since", "attempts", "error")
+
+#: Characters of an error that are read, and those of the name of its class.
+LONGEST_TEXT, LONGEST_KIND = 300, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +90,6 @@ class Listed:
     since: Moment | None
     attempts: int | None
     error: str
-    remark: str = ""
 
     @property
     def key(self) -> str:
@@ -122,7 +100,7 @@ class Listed:
         """Return the row for JSON, and for a line of a table."""
         since, seconds = (None, None) if self.since is None else (self.since, self.since.seconds)
         known = {"key": self.key, "since": document_of(since), "seconds": seconds}
-        return {**known, "attempts": self.attempts, "error": self.error, "remark": self.remark}
+        return {**known, "attempts": self.attempts, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +132,9 @@ def listed(
         found = of_kind(processor, found, kind).order_by("pk")
         found = found if after is None else found.filter(pk__gt=after)
         read = list(_shown(processor, state, found)[:size])
-        is_unleased = state == "in_doubt" and processor.lease is not None
-        remark = UNLEASED if is_unleased else ""
         # A filter over a to-many relation gives a row once per match.
         rows = {
-            pk: Listed(pk, Moment.of(at, now), attempts, shown(error or "", LONGEST_TEXT), remark)
+            pk: Listed(pk, Moment.of(at, now), attempts, shown(error or "", LONGEST_TEXT))
             for pk, at, now, attempts, error in read
         }
         return Answer(Page(tuple(rows.values()), read[-1][0] if len(read) == size else None))
@@ -168,11 +144,9 @@ def listed(
 
 def _shown(processor: Definition[Any], state: str, found: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
     retry: Any = processor.retry
-    since: Any = processor.pending_since
-    if state in ("in_progress", "in_doubt"):
-        since = processor.claimed_at
-    elif state == "later":
-        since = retry and retry.next_attempt_at
+    times = {"in_progress": processor.claimed_at, "in_doubt": processor.claimed_at}
+    times["later"] = retry and retry.next_attempt_at
+    since: Any = times.get(state, processor.pending_since)
     error: Any = retry and retry.last_error
     shows: QuerySet[Any, Any] = found.annotate(
         dcl_since=Cast(F(since) if isinstance(since, str) else since, DateTimeField()),
@@ -183,79 +157,7 @@ def _shown(processor: Definition[Any], state: str, found: QuerySet[Any, Any]) ->
     return shows
 
 
-# --- primary keys as operators write and read them; the columns of a composite one have commas
-
-
-def key_of(model: type[Model], text: str) -> Any:
-    """Return the primary key that the text names; columns of a composite key are joined by commas.
-
-    A comma or a backslash in such a column follows a backslash, as ``key_text()`` writes it.
-    Raises ``ValidationError`` or ``ValueError`` for a text that is no key.
-    """
-    fields = model._meta.pk_fields
-    if len(fields) == 1:
-        return _parsed(fields[0], text)
-    parts = re.findall(r",((?:\\.|[^,\\])*)", f",{text}", re.DOTALL)
-    texts = [re.sub(r"\\(.)", r"\1", part, flags=re.DOTALL) for part in parts]
-    if len(texts) != len(fields):
-        raise ValueError(f"expected {len(fields)} values joined by commas, got {text!r}")
-    return tuple(_parsed(each, part) for each, part in zip(fields, texts, strict=True))
-
-
-def _parsed(field: Any, text: str) -> Any:
-    while field.remote_field:
-        field = field.target_field
-    try:
-        return field.to_python(text)  # spaces may be a part of a text
-    except (ValidationError, ValueError):
-        return field.to_python(text.strip())
-
-
-def key_text(pk: Any) -> str:
-    """Return a primary key as ``key_of()`` reads it."""
-    if not isinstance(pk, tuple):
-        return str(pk)
-    return ",".join(re.sub(r"([\\,])", r"\\\1", str(each)) for each in pk)
-
-
 # --- rows by the class of their error
-
-
-#: Characters of an error that are read, and those of the name of its class.
-LONGEST_TEXT, LONGEST_KIND = 300, 100
-
-
-@dataclass(frozen=True, slots=True)
-class FailureGroup:
-    """Rows whose last errors are of one class; ``example``: that of the row ``key``.
-
-    ``kind``: empty for rows without an error.
-    """
-
-    kind: str
-    rows: int
-    example: str
-    key: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the group for JSON."""
-        return asdict(self)
-
-
-def by_kind(
-    processor: Definition[Any], found: QuerySet[Any, Any], *, most: int
-) -> Answer[tuple[FailureGroup, ...]]:
-    """Return the rows by the class of their last error; ``most``: rows that are read."""
-    texts = found.annotate(dcl_error=Substr(error_column(processor), 1, LONGEST_TEXT))
-    read = list(texts.values_list("pk", "dcl_error")[: most + 1])
-    rows: dict[str, list[tuple[Any, str]]] = {}
-    for pk, text in read[:most]:
-        rows.setdefault(kind_of(text or ""), []).append((pk, text or ""))
-    groups = [
-        FailureGroup(kind, len(some), shown(some[0][1], LONGEST_TEXT), key_text(some[0][0]))
-        for kind, some in sorted(rows.items(), key=lambda each: -len(each[1]))
-    ]
-    return Answer(tuple(groups), How.MORE_THAN if len(read) > most else How.EXACT)
 
 
 def kind_of(text: str) -> str:
@@ -266,18 +168,29 @@ def kind_of(text: str) -> str:
 def of_kind(
     processor: Definition[Any], found: QuerySet[Any, Any], kind: str | None
 ) -> QuerySet[Any, Any]:
-    """Return those of the rows whose last error is of this class; ``None``: of any."""
+    """Return those of the rows whose last error is of this class; ``None``: of any, "": without."""
     if kind is None:
         return found
-    column = error_column(processor)
-    none, more = f"{column}__isnull", f"{column}__startswith"
-    other = Q(**{more: f"{kind}:"}) if kind else Q(**{none: True})
-    return found.filter(Q(**{column: kind}) | other)
-
-
-def error_column(processor: Definition[Any]) -> str:
-    """Return the column of the last error; without one, no rows would look like good news."""
     column = processor.retry.last_error if processor.retry else None
     if column is None:
         raise NotRecordedError("set retry=Retry(…) with last_error, which stores the last error")
-    return column
+    empty, begins = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__startswith": f"{kind}:"})
+    return found.filter(Q(**{column: kind}) | (begins if kind else empty))
+
+
+# --- primary keys as operators write and read them; a composite one is JSON, such as [3, 4]
+
+
+def key_of(model: type[Model], text: str) -> Any:
+    """Return the primary key that the text names.
+
+    Raises ``ValidationError``, ``ValueError`` or ``TypeError`` for a text that is no key.
+    """
+    pk: Any = model._meta.pk
+    found = pk.to_python(text)
+    return tuple(found) if isinstance(found, list) else found
+
+
+def key_text(pk: Any) -> str:
+    """Return a primary key as ``key_of()`` reads it."""
+    return json.dumps(pk, default=str) if isinstance(pk, tuple) else str(pk)

@@ -24,7 +24,7 @@ from dcl_processor.pending.question import Question
 SIZE_TIMEOUT = 1.0
 
 #: The answers by questions of their own, those for which the ledger is asked, and all of them.
-ASKED = (*rows.STATES, "oldest", "in_doubt_since", "errors")
+ASKED = (*rows.STATES, "oldest")
 OF_LEDGER = ("paused", "last_run", "rate", "time_left")
 NUMBERS = (*ASKED, *OF_LEDGER)
 
@@ -99,69 +99,51 @@ def status(
     ``down``: as for an ``Asker``.
     """
     wanted = {*NUMBERS} if only is None else {*only}
+    needed = wanted | {"pending"} if wanted & {"rate", "time_left"} else wanted
     asker = Asker(processor, using, seconds, down)
-    subject = _Subject(processor, most or backlog.MOST, doubt_after)
-    needed = wanted | ({"pending"} if "time_left" in wanted or "rate" in wanted else set())
-    answers = {name: asker.ask(partial(subject.read, name)) for name in ASKED if name in needed}
+    count = partial(_count, processor, most=most or backlog.MOST, doubt_after=doubt_after)
+    answers: dict[str, Answer[Any]] = {
+        name: asker.ask(partial(count, name)) for name in rows.STATES if name in needed
+    }
+    if "oldest" in needed:
+        answers["oldest"] = asker.ask(partial(_oldest, processor))
     kept_back = _of_ledger(asker, processor, answers) if wanted & {*OF_LEDGER} else ""
     answers = {name: answers[name] for name in NUMBERS if name in wanted}
     return Status(processor.name, str(processor.delivery), asker.using, answers, kept_back)
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """Reads the answers about a processor; ``most``: the rows that are counted at most."""
+def _count(
+    processor: Definition[Any],
+    state: str,
+    question: Question[Any],
+    *,
+    most: int,
+    doubt_after: float | None,
+) -> Answer[int]:
+    """Return how many rows are in a state; ``most``: the rows that are counted at most."""
+    found = rows.in_state(state, processor, question, doubt_after)
+    number = _keys(found, question)[: most + 1].count()
+    return Answer(most, How.MORE_THAN) if number > most else Answer(number)
 
-    processor: Definition[Any]
-    most: int
-    doubt_after: float | None
 
-    def read(self, name: str, question: Question[Any]) -> Answer[Any]:
-        """Return the answer of this name."""
-        processor = self.processor
-        match name:
-            case "in_doubt_since":
-                found, at = self._rows("in_doubt", question), processor.claimed_at
-                return Answer(None) if at is None else self._first(found, F(at))
-            case "oldest":
-                return self._oldest(question)
-            case "errors":
-                with_error = {f"{rows.error_column(processor)}__gt": ""}
-                found = question.table.filter(**with_error).order_by()
-                return rows.by_kind(processor, found, most=self.most)
-            case _:
-                return self._count(name, question)
+def _oldest(processor: Definition[Any], question: Question[Any]) -> Answer[Moment]:
+    """Return since when the row has been pending that has waited longest, with attempts left.
 
-    def _rows(self, name: str, question: Question[Any]) -> QuerySet[Any, Any]:
-        return rows.in_state(name, self.processor, question, self.doubt_after)
-
-    def _count(self, name: str, question: Question[Any]) -> Answer[int]:
-        found, most = self._rows(name, question), self.most
-        number = _keys(found, question)[: most + 1].count()
-        return Answer(most, How.MORE_THAN) if number > most else Answer(number)
-
-    def _first(self, found: QuerySet[Any, Any], time: Any) -> Answer[Moment]:
-        """Return the earliest time of the rows; an exact ``None``: no row has one.
-
-        By the order of the time, and not as an aggregate: beside the clock, which changes,
-        PostgreSQL would compute it from all rows, and use no index.
-        """
-        times = found.annotate(dcl_time=time, dcl_now=DatabaseNow())
-        timed = times.filter(dcl_time__isnull=False).order_by("dcl_time")
-        for at, now in timed.values_list("dcl_time", "dcl_now")[:1]:
-            return Answer(Moment.of(at, now))
-        return Answer(None)
-
-    def _oldest(self, question: Question[Any]) -> Answer[Moment]:
-        since = self.processor.pending_since
-        if since is None:
-            raise NotRecordedError("set pending_since=…")
-        has_left = has_attempts_left(self.processor, question) or Q()
-        found = question.queryset.filter(has_left)
-        answer = self._first(found, F(since) if isinstance(since, str) else since)
-        if answer.value is None and found.order_by().exists():
-            return Answer.unknown("no pending row has a value of pending_since")
-        return answer
+    By the order of the time, and not as an aggregate: beside the clock, which changes, PostgreSQL
+    would compute it from all rows, and use no index.
+    """
+    since = processor.pending_since
+    if since is None:
+        raise NotRecordedError("set pending_since=…")
+    found = question.queryset.filter(has_attempts_left(processor, question) or Q())
+    time = F(since) if isinstance(since, str) else since
+    timed = found.annotate(dcl_time=time, dcl_now=DatabaseNow()).order_by("dcl_time")
+    read = timed.filter(dcl_time__isnull=False).values_list("dcl_time", "dcl_now").first()
+    if read is not None:
+        return Answer(Moment.of(*read))
+    if found.order_by().exists():
+        return Answer.unknown("no pending row has a value of pending_since")
+    return Answer(None)
 
 
 def _keys(found: QuerySet[Any, Any], question: Question[Any]) -> QuerySet[Any, Any]:
@@ -183,7 +165,7 @@ def _of_ledger(asker: Asker, processor: Definition[Any], answers: dict[str, Answ
     answers["paused"] = replace(found, value=pause and Moment(utc(pause.since), pause.seconds))
     answers["last_run"] = replace(found, value=state and state.last_run)
     if "pending" in answers:
-        recorded = state.rate if state else None
+        recorded = state and state.rate
         rate, left = pace(processor.name, asker.using, answers["pending"], recorded)
         answers.update(rate=rate, time_left=left)
     return state.sentence if state else ""

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import QuerySet
 
-from dcl_processor.operator.time_limit import lock_timeout
+from dcl_processor.operator.time_limit import time_limit
 from dcl_processor.operator.times import utc
 from dcl_processor.options.options import Definition
 from dcl_processor.report.exceptions import InvalidOption
@@ -157,7 +157,7 @@ def waiting(seconds: float) -> Iterator[None]:
     elif not connection.features.has_select_for_update:
         yield
     else:
-        with transaction.atomic(using=using), lock_timeout(using, seconds):
+        with transaction.atomic(using=using), time_limit(using, seconds):
             yield
 
 

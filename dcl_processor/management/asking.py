@@ -275,8 +275,7 @@ def _explain(options: dict[str, Any], output: Output) -> None:
 
 def _examine(options: dict[str, Any], output: Output) -> None:
     """Write the findings; raise ``CommandError`` if something is wrong, or was not found out."""
-    from dcl_processor.insights.answer import Level  # not for a run
-    from dcl_processor.insights.doctor import examine
+    from dcl_processor.insights.doctor import Level, examine  # not for a run
 
     chosen, left_out = named_or_all(options["names"])
     output.left_out(left_out)

@@ -38,16 +38,8 @@ LABELS = {
 #: The answers that are shown only if there is something to show.
 RARE = ("held", "rate", "time_left")
 
-#: The parts of the question why a row is handled.
-PARTS = {
-    "pending": "in pending",
-    "due": "its time has come",
-    "attempts_left": "attempts left",
-    "lease_free": "not leased",
-    "unclaimed": "not claimed",
-    "key_free": "its group is free",
-    "given_up": "given up",
-}
+#: The states that a row may be in.
+PARTS = LABELS
 
 #: The columns of the tables: the names of answers, and their heads.
 OF_LIST = {"pending": "pending", "oldest": "oldest", "time_left": "left"}
@@ -124,22 +116,7 @@ def status(found: Status) -> Iterator[str]:
     for name, label in LABELS.items():
         if name in RARE and not found.answers[name].value:
             continue
-        text, since = answer(found.answers[name], name), found.answers.get(f"{name}_since")
-        if since is not None and since.value:
-            text += f", since {answer(since)}"
-        yield from _labelled(label, 15, text)
-    yield from _labelled("last errors", 15, *_errors(found.answers["errors"]))
-
-
-def _errors(found: Answer[Any]) -> list[str]:
-    if found.value is None:
-        return [found.missing]
-    texts = [
-        f"{group.rows:,} × {printable(group.example)} (row {printable(group.key)})"
-        for group in found.value
-    ]
-    more = ["and others, which were not read"] if found.how == "more than" else []
-    return texts + more or ["none"]
+        yield from _labelled(label, 15, answer(found.answers[name], name))
 
 
 def _labelled(label: str, width: int, *texts: str) -> Iterator[str]:
@@ -173,8 +150,7 @@ def listed(found: Listed) -> str:
     since = found.since
     age = "-" if since is None else span(abs(since.seconds))
     attempts = "-" if found.attempts is None else str(found.attempts)
-    error = "; ".join(filter(None, (found.error, found.remark)))
-    return f"{printable(found.key):<12} {age:>7} {attempts:>8}  {error}".rstrip()
+    return f"{printable(found.key):<12} {age:>7} {attempts:>8}  {found.error}".rstrip()
 
 
 def rows(number: int, keys: str = "") -> str:
@@ -207,22 +183,14 @@ def acted(number: int, keys: str, values: str, reason: str, error: str) -> str:
 
 
 def explanation(found: Explanation) -> Iterator[str]:
-    """Yield the SQL, its plan, and the index that serves it."""
-    from dcl_processor.insights import pending_index  # not for other actions
-
+    """Yield the SQL, its plan, and the indexes for it."""
     yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
-    if found.read:
-        yield from _part("The lock-free read:", found.read)
-        yield from _part("The plan of the lock-free read:", *found.plan)
-    yield f"\n{escaped(found.verdict)}"
+    yield from _part("The lock-free read:", found.read)
+    yield from _part("The plan of the lock-free read:", *found.plan)
     if not found.indexes:
         return
-    imports = {line for index in found.indexes for line in pending_index.imports(index)}
-    yield from _part(
-        f"To be added to the Meta.indexes of {found.model._meta.label}:", *sorted(imports)
-    )
-    for index in found.indexes:
-        yield "\n" + indent(f"{pending_index.source(index)},", "    ")
+    title = f"Add to the Meta.indexes of {found.model._meta.label}:"
+    yield from _part(title, *(f"{each}," for each in found.code()))
     yield (
         "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
         "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"

@@ -14,41 +14,58 @@ from dcl_processor.engine.bookkeeping import with_cleared_retry
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.operator import states
 from dcl_processor.operator.states import claimed, default_age, is_pending
-from dcl_processor.operator.writes import LOCKED, Need, Write, Written
+from dcl_processor.operator.writes import Need, Write, Written
 from dcl_processor.options.kinds import Delivery
 from dcl_processor.options.model_columns import check_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import Question, ask
 from dcl_processor.report.dry_run import MOST_COUNTED, counted
 from dcl_processor.report.outcomes import Discard
-from dcl_processor.report.values import Values
+from dcl_processor.report.values import TEN_YEARS, Values, expect_seconds
 
 logger = logging.getLogger("dcl_processor")
 
 #: Keys that are shown of rows that an action leaves.
 SHOWN = 5
 
-#: Seconds for which the write waits for a lock that is not passed over, such as one of the table.
-LOCKED_FOR = 10.0
+#: Seconds that the statements of an action may take together, such as for a lock of the table.
+LONGEST = 10.0
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
     """Return the rows that have been claimed for longer than ``older_than``, the oldest first."""
-    doubtful, since = states.is_in_doubt(processor, older_than), processor.claimed_at or "pk"
-    return _question(processor).table.filter(doubtful).order_by(since, "pk")
+    if processor.lease is not None:
+        raise InvalidOption(
+            f"{processor.name}: expected a processor without a lease for in_doubt(), got "
+            f"{processor.lease!r}, after which another worker takes a row over; use in_progress()."
+        )
+    _expect_claim(processor, "in_doubt")
+    expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
+    question = _question(processor)
+    doubtful = states.is_in_doubt(processor, question, older_than)
+    return question.table.filter(doubtful).order_by(processor.claimed_at or "pk", "pk")
 
 
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
     """Return the rows that a worker has claimed or leased, the longest-held first."""
-    held = states.is_in_progress(processor)
-    since = processor.claimed_at or (processor.lease.field if processor.lease else "pk")
-    return _question(processor).table.filter(held).order_by(since, "pk")
+    held, since, lease = claimed(processor), processor.claimed_at, processor.lease
+    if lease is None:
+        _expect_claim(processor, "in_progress")
+    else:
+        held, since = held & lease.alive(), since or lease.field
+    return _question(processor).table.filter(held).order_by(since or "pk", "pk")
+
+
+def _expect_claim(processor: Definition[Any], method: str) -> None:
+    if processor.claim is None or processor.claimed_at is None:
+        raise InvalidOption(
+            f"{processor.name}: expected claim=… and claimed_at=… for {method}(), got a processor "
+            "without both; add them, so that each claim records its time."
+        )
 
 
 def doubts(processor: Definition[Any], using: str | None = None) -> tuple[int, str]:
     """Return how many rows are in doubt, up to 10,001, and a sentence; 0 if no column shows it."""
-    if processor.claim is None or processor.claimed_at is None or processor.lease is not None:
-        return 0, ""
     age = default_age(processor)
     try:
         rows = in_doubt(processor, age).order_by()
@@ -75,15 +92,10 @@ def to_mark_done(
     """Return what ``mark_done()`` writes, and to which rows; ``force``: to all without a lease."""
     question = _question_of(processor, rows, "mark_done")
     flip = _values(processor, "mark_done", "done", values, question.model)
-    _refuse_timeless(processor, "mark_done")
     stuck = states.is_given_up(processor, question) | _held(processor, question)
-    needs = (
-        []
-        if force
-        else [*may_be_at_work(processor, question), ("neither claimed nor given up", stuck)]
-    )
+    needs = [*may_be_at_work(processor, question), ("neither claimed nor given up", stuck)]
     done = with_cleared_retry(processor, flip)
-    return Write(processor, question, rows, "mark_done", needs, done, is_checked=values is None)
+    return Write(processor, question, rows, "mark_done", [] if force else needs, done)
 
 
 def to_requeue(
@@ -123,20 +135,15 @@ def to_discard(
     """Return what ``discard()`` writes, and to which rows."""
     question = _question_of(processor, rows, "discard")
     dead_letter = _values(processor, "discard", "failed", values, question.model)
-    _refuse_timeless(processor, "discard")
     retry = processor.retry
     if retry is not None:
         noted = retry.given_up(Discard(reason), 0, question.model)
         noted.pop(retry.attempts, None)  # no attempt was made
         dead_letter = {**noted, **dead_letter}
+    needs = [] if force else may_be_at_work(processor, question)
     waits = is_pending(question) | _held(processor, question)
-    needs = [
-        *([] if force else may_be_at_work(processor, question)),
-        ("neither pending nor claimed", waits),
-    ]
-    return Write(
-        processor, question, rows, "discard", needs, dead_letter, is_checked=values is None
-    )
+    needs.append(("neither pending nor claimed", waits))
+    return Write(processor, question, rows, "discard", needs, dead_letter)
 
 
 def values_to_put_back(processor: Definition[Any]) -> Values | None:
@@ -160,22 +167,19 @@ def may_be_at_work(processor: Definition[Any], question: Question[Any]) -> list[
 def act(write: Write) -> int:
     """Write to the rows that meet the needs, and warn of the others; return how many were."""
     choice, written = write.choose(), Written()
-    for why, pks in choice.left.items():
-        _warn(write, pks, why)
-    write.to_free(choice.rows, written, seconds=LOCKED_FOR)
+    write.to_free(choice.rows, written, seconds=LONGEST)
     for error in written.failed.values():
         raise error
-    if written.locked:
-        _warn(write, written.locked, LOCKED)
+    for why, pks in {**choice.left, **written.left()}.items():
+        _warn(write, pks, why)
     return len(written.written)
 
 
 def _warn(write: Write, pks: Sequence[Any], why: str) -> None:
-    number, more = len(pks), ", …" if len(pks) > SHOWN else ""
     logger.warning(
-        "%s: %s() leaves %d %s as %s (%s%s): %s.",
-        *(write.processor.name, write.method, number, "row" if number == 1 else "rows"),
-        *("it is" if number == 1 else "they are", ", ".join(map(repr, pks[:SHOWN])), more, why),
+        "%s: %s() left rows as they are, %d of them (%s%s): %s.",
+        *(write.processor.name, write.method, len(pks)),
+        *(", ".join(map(repr, pks[:SHOWN])), ", …" if len(pks) > SHOWN else "", why),
     )
 
 
@@ -188,22 +192,29 @@ def _held(processor: Definition[Any], question: Question[Any]) -> Q:
 def _values(
     processor: Definition[Any], method: str, option: str, values: Any, model: type[Model]
 ) -> Values:
-    """Return the operator's values that take a row out of ``pending``, or those of the option."""
-    own: Values | None = getattr(processor, option)
-    if values is None:
-        if own is None:
-            raise InvalidOption(
-                f"{processor.name}: expected {method}(rows, values={{…}}) where {option}=… is not "
-                "a mapping, got no values; pass the values that take a row out of pending."
-            )
-        return own
-    if not isinstance(values, Mapping) or not values:
+    """Return the values of the option that take a row out of ``pending``, and the operator's."""
+    own: Values = getattr(processor, option) or {}
+    given = {} if values is None else values
+    if not isinstance(given, Mapping):
         raise InvalidOption(
             f"{processor.name}: expected {method}()'s values to be a mapping of column names to "
             f"values, such as {{'sent': True}}, got {values!r}."
         )
-    check_columns(values, model, processor.name, "values")
-    return values
+    # A row that keeps its claim, and not the claim's time, would be in no state.
+    if not own and not (given and given.keys() >= {*(processor.claim or ())}):
+        raise InvalidOption(
+            f"{processor.name}: expected {method}(rows, values={{…}}) where {option}=… is not a "
+            f"mapping, with each column of claim, got {', '.join(given) or 'no values'}; pass the "
+            "values that take a row out of pending."
+        )
+    if processor.claim is not None and states.is_timeless(processor):
+        raise InvalidOption(
+            f"{processor.name}: expected claimed_at=… for {method}(), which tells a handled row "
+            "from a claimed one, got a claim without it; set it to a nullable DateTimeField, or "
+            "update the rows with Django instead."
+        )
+    check_columns(given, model, processor.name, "values")
+    return {**own, **given}
 
 
 def _question_of(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
@@ -212,12 +223,9 @@ def _question_of(processor: Definition[Any], rows: Any, method: str) -> Question
     model = question.model
     ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
     if not ours or rows.query.is_sliced:
-        kind = f"a queryset of {rows.model._meta.label}" if isinstance(rows, QuerySet) else ""
-        got = kind or (repr(rows) if isinstance(rows, Model) else f"a {type(rows).__name__}")
         raise InvalidOption(
             f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
-            f"without a slice, got {'a slice' if ours else got}; for one row write "
-            "…objects.filter(pk=…)."
+            f"without a slice, got {type(rows).__name__}; for one row write …objects.filter(pk=…)."
         )
     named: Any = rows
     chosen = named._db  # noqa: SLF001  # .db would ask the router
@@ -226,13 +234,3 @@ def _question_of(processor: Definition[Any], rows: Any, method: str) -> Question
 
 def _question(processor: Definition[Any]) -> Question[Any]:
     return ask(processor.pending, label=processor.name, using=processor.using)
-
-
-def _refuse_timeless(processor: Definition[Any], method: str) -> None:
-    """Raise unless a column distinguishes a claimed row from one that is settled."""
-    if processor.claim is not None and states.is_timeless(processor):
-        raise InvalidOption(
-            f"{processor.name}: expected claimed_at=… for {method}(), which tells a handled row "
-            "from a claimed one, got a claim without it; set it to a nullable DateTimeField, or "
-            "update the rows with Django instead."
-        )

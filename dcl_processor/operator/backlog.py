@@ -17,37 +17,21 @@ from dcl_processor.report.dry_run import MOST_COUNTED
 MOST = MOST_COUNTED
 
 
-def count(
-    processor: Definition[Any],
-    *,
-    filter: Q | None = None,
-    using: str | None = None,
-    most: int = MOST,
-) -> int:
-    """Return the number of pending rows without a lock; ``most`` + 1 means that there are more.
-
-    ``filter``: as for a run.
-    """
-    return scan.count(question_of(processor, using, filter=filter), most)
+def count(processor: Definition[Any], *, using: str | None = None, most: int = MOST) -> int:
+    """Return the number of pending rows without a lock; ``most`` + 1 means that there are more."""
+    return scan.count(question_of(processor, using), most)
 
 
 def question_of(
     processor: Definition[Any],
     using: str | None,
     due: Callable[[type[Model]], Q | None] | None = None,
-    *,
-    filter: Q | None = None,
 ) -> Question[Any]:
     """Return the processor's question, as ``run()`` would ask it; raises the same errors.
 
     ``due``: the condition for a row that may be tried now, as for ``ask()``; without it, all
-    pending rows are in question. ``filter``: as for a run.
+    pending rows are in question.
     """
-    limits.check_alias(using or processor.using)
-    return ask(
-        processor.pending,
-        label=processor.name,
-        filter=filter,
-        using=using or processor.using,
-        due=due,
-    )
+    alias = using or processor.using
+    limits.check_alias(alias)
+    return ask(processor.pending, label=processor.name, using=alias, due=due)

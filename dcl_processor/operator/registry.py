@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -32,19 +31,6 @@ class Found:
     place: str
 
 
-def find(app_configs: Iterable[AppConfig] | None = None) -> list[Found]:
-    """Return the processors of the apps (default: all installed), each once, in their order.
-
-    An app without a ``processors.py`` has none. Errors from the import of one are not caught.
-    """
-    configs = apps.get_app_configs() if app_configs is None else app_configs
-    found: dict[int, Found] = {}
-    for each in (found for config in configs for found in _of(config)):
-        # The same instance may have several names, and be imported into other apps' modules.
-        found.setdefault(id(each.processor), each)
-    return list(found.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Broken:
     """An app whose ``processors.py`` cannot be imported, and why."""
@@ -54,59 +40,39 @@ class Broken:
 
     def __str__(self) -> str:
         kind, what = type(self.error).__name__, shown(text(self.error))
-        return (
-            f"expected {self.app}.{MODULE} to be imported, got {kind}: {what} ({self._place()}); "
-            "its processors are left out."
-        )
-
-    def _place(self) -> str:
-        """Return the error's file and line, in the app's own module if the import got there."""
-        if isinstance(self.error, SyntaxError) and self.error.filename:
-            return f"{self.error.filename}, line {self.error.lineno}"
         frames = traceback.extract_tb(self.error.__traceback__)
         own = [each for each in frames if Path(each.filename).stem == MODULE]
         frame = (own or frames)[-1]
-        return f"{frame.filename}, line {frame.lineno}"
+        return (
+            f"expected {self.app}.{MODULE} to be imported, got {kind}: {what} ({frame.filename}, "
+            f"line {frame.lineno}); its processors are left out."
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished(Broken):
-    """A processor without its options, because its ``__init__`` did not call ``super()``'s."""
+def find(app_configs: Iterable[AppConfig] | None = None) -> list[Found]:
+    """Return the processors of the apps (default: all installed), each once, in their order.
 
-    def __str__(self) -> str:
-        return f"{self.app}: {self.error}"
-
-
-def broken() -> list[Broken]:
-    """Return the apps, and the processors, that are left out because they cannot be used."""
-    return survey(apps.get_app_configs())[1]
+    An app without a ``processors.py`` has none. Errors from the import of one are not caught.
+    """
+    configs = apps.get_app_configs() if app_configs is None else app_configs
+    return _each_once(found for config in configs for found in _of(config))
 
 
 def survey(app_configs: Iterable[AppConfig]) -> tuple[list[Found], list[Broken]]:
-    """Return the processors of the apps, and what is left out because it cannot be used."""
-    found: dict[int, Found] = {}
+    """Return the processors of the apps, and the apps whose module cannot be imported."""
+    found: list[Found] = []
     left_out: list[Broken] = []
     for config in app_configs:
         try:
-            for each in find([config]):
-                if hasattr(each.processor, "_identity"):
-                    found.setdefault(id(each.processor), each)
-                else:
-                    left_out.append(_unfinished(each))
+            found += find([config])
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the other apps can run
             left_out.append(Broken(config.name, error))
-    return list(found.values()), left_out
+    return _each_once(found), left_out
 
 
-def _unfinished(found: Found) -> Unfinished:
-    kind = type(found.processor).__name__
-    return Unfinished(
-        found.place,
-        InvalidOption(
-            f"expected {kind}.__init__() to call super().__init__(), which checks the options, got "
-            "a processor without them; it is left out."
-        ),
-    )
+def broken() -> list[Broken]:
+    """Return the apps whose ``processors.py`` cannot be imported."""
+    return survey(apps.get_app_configs())[1]
 
 
 def processors() -> dict[str, BatchProcessor[Any]]:
@@ -142,34 +108,43 @@ def shared_name(first: Found, second: Found) -> str:
 
 
 def _of(config: AppConfig) -> Iterator[Found]:
-    module = _module(config)
-    for name, value in [] if module is None else list(vars(module).items()):
-        if isinstance(value, BatchProcessor):
-            yield Found(value, f"{config.name}.{MODULE}.{name}")
-
-
-def _module(config: AppConfig) -> ModuleType | None:
     # Checked first, so that an ImportError inside the module is not taken for a missing module.
     if config.module is None or not module_has_submodule(config.module, MODULE):
-        return None
-    name = f"{config.name}.{MODULE}"
-    token = importing.set(name)
+        return
+    path = f"{config.name}.{MODULE}"
+    token = importing.set(path)
     try:
-        return import_module(name)
+        module = import_module(path)
     finally:
         importing.reset(token)
+    for name, value in list(vars(module).items()):
+        if isinstance(value, BatchProcessor):
+            _refuse_unfinished(value)
+            yield Found(value, f"{path}.{name}")
+
+
+def _each_once(found: Iterable[Found]) -> list[Found]:
+    first: dict[int, Found] = {}
+    for each in found:
+        # The same instance may have several names, and be imported into other apps' modules.
+        first.setdefault(id(each.processor), each)
+    return [*first.values()]
+
+
+def _refuse_unfinished(processor: BatchProcessor[Any]) -> None:
+    if not hasattr(processor, "_identity"):
+        raise InvalidOption(
+            f"expected {type(processor).__name__}.__init__() to call super().__init__(), which "
+            "checks the options, got a processor without them."
+        )
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    if not known:
-        return (
-            f"expected the name of a processor, got {name!r}, but no app has a processor; write "
-            f"one in the {MODULE}.py of an app in INSTALLED_APPS."
-        )
     # Users often leave the app label out.
     short = {each.rpartition(".")[2]: each for each in known}
     close = difflib.get_close_matches(name, [*known, *short], n=1)
-    guess = f"; processors are those in the {MODULE}.py of an app in INSTALLED_APPS."
+    guess = f"processors are those in the {MODULE}.py of an app in INSTALLED_APPS."
     if close:
-        guess = f"; did you mean {short.get(close[0], close[0])}?"
-    return f"expected the name of a processor, one of {', '.join(known)}, got {name!r}{guess}"
+        guess = f"did you mean {short.get(close[0], close[0])}?"
+    names = ", ".join(known) or "none"
+    return f"expected the name of a processor, one of {names}, got {name!r}; {guess}"

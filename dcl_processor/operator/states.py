@@ -11,11 +11,10 @@ from typing import Any
 
 from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 
-from dcl_processor.exceptions import InvalidOption
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
-from dcl_processor.report.values import TEN_YEARS, as_timedelta, constants_of, expect_seconds
+from dcl_processor.report.values import as_timedelta, constants_of
 
 #: Seconds after which a claim that is not settled counts as in doubt, for each row that is claimed
 #: with it: the last one waits for the others.
@@ -50,14 +49,19 @@ def is_timeless(processor: Definition[Any]) -> bool:
     return processor.claimed_at is None and processor.lease is None
 
 
+def _has_times_of_claims(processor: Definition[Any]) -> bool:
+    """Return whether a row shows for how long it has been claimed; a lease shows its end alone."""
+    return processor.lease is None and None not in (processor.claim, processor.claimed_at)
+
+
 # --- pending
 
 
 def is_pending(question: Question[Any]) -> Q:
     """Recognise a row that is in ``pending``."""
-    rows = question.unfiltered.using(question.using).order_by()
     # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
     # are pending, and does so for each row where they are too many for its memory.
+    rows = question.unfiltered.using(question.using).order_by()
     return Q(Exists(rows.filter(pk=OuterRef("pk"))))
 
 
@@ -83,62 +87,48 @@ def claimed(processor: Definition[Any]) -> Q:
     return Q(**constants_of(processor.claim or {}), **known)
 
 
-def is_in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Q:
-    """Recognise a row that has been claimed for longer than that; raises ``InvalidOption``."""
-    if processor.claim is None or processor.claimed_at is None:
-        raise InvalidOption(
-            f"{processor.name}: expected claim=… and claimed_at=… for in_doubt(), got a processor "
-            "without both; add them, so that each claim records its time."
-        )
-    if processor.lease is not None:
-        raise InvalidOption(
-            f"{processor.name}: expected a processor without a lease for in_doubt(), got "
-            f"{processor.lease!r}, after which another worker takes a row over; use in_progress()."
-        )
-    expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
-    return claimed(processor) & _claimed_for(processor, older_than)
-
-
-def is_in_progress(processor: Definition[Any]) -> Q:
-    """Recognise a row that a worker has claimed or leased; raises ``InvalidOption``."""
+def is_in_progress(processor: Definition[Any], question: Question[Any], age: float) -> Q:
+    """Recognise a row that a worker has leased, or has claimed for less than ``age`` seconds."""
+    if processor.is_transactional:
+        raise NotRecordedError("a TRANSACTIONAL worker only locks its row")
     if processor.lease is not None:
         return claimed(processor) & processor.lease.alive()
-    if processor.claim is None or processor.claimed_at is None:
-        raise InvalidOption(
-            f"{processor.name}: expected a lease, or claim=… and claimed_at=…, for in_progress(), "
-            "got a processor without both; add them, so that each row shows that it is claimed."
-        )
-    return claimed(processor)
+    return claimed(processor) & ~is_in_doubt(processor, question, age)
+
+
+def is_in_doubt(processor: Definition[Any], question: Question[Any], age: float | timedelta) -> Q:
+    """Recognise a row whose claim was never settled, and that no run takes over.
+
+    It has been claimed for ``age`` seconds; or else it has no lease, as a loop without leases has
+    left it.
+    """
+    if processor.is_transactional:
+        return NONE
+    if processor.lease is not None:
+        return is_unleased(processor, question)
+    if not _has_times_of_claims(processor):
+        raise NotRecordedError("set claim=… and claimed_at=…")
+    since = {f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(age)}
+    return claimed(processor) & Q(**since)
 
 
 def is_young(processor: Definition[Any], question: Question[Any]) -> Q:
     """Recognise a row with a claim that is not old enough for its worker to be gone."""
-    if processor.claim is None or processor.claimed_at is None or processor.lease is not None:
+    if not _has_times_of_claims(processor):
         return NONE
-    young = claimed(processor) & ~_claimed_for(processor, default_age(processor))
+    young = is_in_progress(processor, question, default_age(processor))
     # Of a row without attempts left the last failure was recorded.
     return young & (has_attempts_left(processor, question) or Q())
 
 
-def _claimed_for(processor: Definition[Any], age: float | timedelta) -> Q:
-    return Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(age)})
-
-
 def is_unleased(processor: Definition[Any], question: Question[Any]) -> Q:
-    """Recognise a row with a claim's mark that has no lease, and that no worker would take.
-
-    A loop without leases, such as one that was there before, has left it.
-    """
-    mark, done = constants_of(processor.claim or {}), processor.done or {}
-    if processor.lease is None or not mark or not processor._has_fixed_flip:
-        return NONE
-    # A settled row may still contain the mark.
-    settled = {} if mark.keys() & done.keys() else constants_of(done)
-    if not (mark.keys() & done.keys() or settled):
+    """Recognise a row with a claim's mark that has no lease, and that no worker would take."""
+    mark, done = constants_of(processor.claim or {}), constants_of(processor.done or {})
+    if processor.lease is None or not (mark and done):
         return NONE
     found = Q(**mark, **{f"{processor.lease.field}__isnull": True})
-    found &= ~(is_pending(question) | is_given_up(processor, question))
-    return found & ~Q(**settled) if settled else found
+    # A settled row may still contain the mark.
+    return found & ~Q(**done) & ~(is_pending(question) | is_given_up(processor, question))
 
 
 # --- settled, or not
@@ -167,34 +157,22 @@ def given_up(processor: Definition[Any], question: Question[Any]) -> QuerySet[An
     Such a row has the dead letter. Without one it is still pending, and has used up its attempts.
     A row that was settled since, or that a worker has claimed, is neither.
     """
-    if constants_of(processor.failed or {}):
+    if processor._has_dead_letter:
         found = _with_dead_letter(processor, question)
-    elif processor._has_dead_letter:
-        raise NotRecordedError("set failed={…} with a constant that done does not write")
     else:
         left = has_attempts_left(processor, question)
-        used_up = NONE if left is None else ~left & is_pending(question)
-        found = question.table.none() if left is None else question.table.filter(used_up)
+        found = question.table.filter(NONE if left is None else ~left & is_pending(question))
     if processor.lease is not None:
         return found.filter(processor.lease.free())
     # Without a time, a row that was given up on may still contain the claim's constants.
-    has_time = processor.claim is not None and processor.claimed_at is not None
-    return found.exclude(claimed(processor)) if has_time else found
+    return found.exclude(claimed(processor)) if _has_times_of_claims(processor) else found
 
 
 def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> QuerySet[Any, Any]:
     """Return the rows that contain the constants of ``failed``, and not those of ``done``."""
-    failed = constants_of(processor.failed or {})
-    error = processor.retry.last_error if processor.retry else None
-    if processor._has_fixed_flip:
-        # A dead letter that is also written to handled rows does not tell the two apart.
-        done = constants_of(processor.done or {})
-        if not failed.items() <= done.items():
-            found = question.table.filter(**failed)
-            # A row that was put back and handled may still contain the dead letter.
-            is_part = done.items() <= failed.items()
-            return found if is_part else found.exclude(**done)
-    elif error is not None:
-        # A function as ``done`` may write the same, but a success clears the error.
-        return question.table.filter(**failed, **{f"{error}__gt": ""})
-    raise NotRecordedError("set a constant in failed=… that done does not write")
+    failed, done = constants_of(processor.failed or {}), constants_of(processor.done or {})
+    if not failed or failed == done:
+        raise NotRecordedError("set failed={…} with a constant that done does not write")
+    found = question.table.filter(**failed)
+    # A row that was put back and handled may still contain the dead letter.
+    return found if done.items() <= failed.items() else found.exclude(**done)

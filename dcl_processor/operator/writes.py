@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from django.db.models import Q, QuerySet
 
 from dcl_processor.exceptions import ProcessorError, StillPending
 from dcl_processor.operator.states import flag, is_pending
-from dcl_processor.operator.time_limit import lock_timeout
+from dcl_processor.operator.time_limit import time_limit
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
@@ -20,18 +21,18 @@ from dcl_processor.pending.question import Question, these
 from dcl_processor.pending.scan import WINDOW
 from dcl_processor.report import errors
 from dcl_processor.report.errors import shown
-from dcl_processor.report.values import Values, constants_of
+from dcl_processor.report.values import Values
 from dcl_processor.sql import isolation, steps
-from dcl_processor.sql.errors import is_contention, is_passing
+from dcl_processor.sql.errors import is_contention, is_passing, is_statement_timeout
 from dcl_processor.sql.session import Session
 
 #: Why a row is left if it does not meet the condition, and the condition.
 Need = tuple[str, Q]
 
 #: Why a row that was chosen is left all the same.
-CHANGED, LOCKED = "changed since the choice", "locked by other sessions"
+CHANGED, LOCKED = "changed since the choice", "locked by other sessions, or deleted"
 
-#: Seconds: the least time that a statement may wait for a lock.
+#: Seconds: the least time that a statement gets.
 LEAST = 0.01
 
 #: The annotations that say whether the row is in ``pending``, and whether it meets each need.
@@ -75,8 +76,7 @@ class Write:
     """What an action writes, and to which rows.
 
     ``rows``: those of the operator; ``needs``: what a row has to meet besides being free of a
-    worker's lease; ``method``: that of the processor for the action; ``is_checked``: whether a
-    check of the project has compared the values with ``pending``. ``columns``: those that each
+    worker's lease; ``method``: that of the processor for the action. ``columns``: those that each
     claim and each settlement writes.
     """
 
@@ -86,7 +86,6 @@ class Write:
     method: str
     needs: Sequence[Need]
     values: Values
-    is_checked: bool = True
     columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,8 +114,9 @@ class Write:
         """Write to those of the chosen rows that are free, and leave the others.
 
         Each chunk of rows is a transaction, which passes over rows that other sessions have locked.
-        ``seconds``: the time for which all of them may wait for another lock, such as one of the
-        table. ``written`` has what is committed, also after an error.
+        ``seconds``: the time that all statements together may take, for example because the table
+        is locked; inside a transaction of the caller's they have no limit. ``written`` has what is
+        committed, also after an error.
         """
         # Race: stale second check. A worker may have settled the row since an older snapshot.
         isolation.refuse_old_snapshot(self.question.using, self.processor.name)
@@ -127,16 +127,15 @@ class Write:
     def _try(
         self, chosen: Mapping[Any, Seen], some: Sequence[Any], written: Written, end: float
     ) -> None:
-        """Write to those of the rows that can be locked now; ``end``: until when it may wait."""
-        seconds = max(LEAST, end - time.monotonic())
+        """Write to those of the rows that can be locked now; ``end``: until when it may take."""
         try:
-            done, free = self._write(some, partial(self._still, chosen), seconds)
+            with self._transaction(max(LEAST, end - time.monotonic())):
+                done, free = self._write(chosen, some)
         except (DatabaseError, ProcessorError) as error:
-            is_locked = is_contention(error)
-            if is_passing(error) and not is_locked:
-                raise
-            if is_locked and (len(some) == 1 or time.monotonic() >= end):
+            if is_contention(error) or is_statement_timeout(error):
                 written.locked += some
+            elif is_passing(error):
+                raise
             elif len(some) == 1:
                 written.failed[some[0]] = error
             else:
@@ -147,22 +146,26 @@ class Write:
         # The transaction is committed.
         written.written += done
         written.changed += [pk for pk in free if pk not in done]
-        left = [pk for pk in some if pk not in free]
-        there = {*self.question.table.filter(pk__in=left).values_list("pk", flat=True)}
-        for pk in left:
-            (written.locked if pk in there else written.changed).append(pk)
+        written.locked += [pk for pk in some if pk not in free]
+
+    @contextmanager
+    def _transaction(self, seconds: float) -> Iterator[None]:
+        using = self.question.using
+        if connections[using].in_atomic_block:
+            with transaction.atomic(using=using):
+                yield
+        else:
+            with isolation.read_committed(using), time_limit(using, seconds):
+                yield
 
     def _write(
-        self, some: Sequence[Any], still: Any, seconds: float
+        self, chosen: Mapping[Any, Seen], some: Sequence[Any]
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        using, question = self.question.using, self.question
-        inside = connections[using].in_atomic_block
-        opened = transaction.atomic(using=using) if inside else isolation.read_committed(using)
-        with opened, lock_timeout(using, seconds, waits_alone=True):
-            session = Session(using, self.processor.name)
-            done, free = session.change(question, steps.Write(self.values, some), still)
-            if done and not self.is_checked:
-                self._refuse_unsettled(done)
+        session = Session(self.question.using, self.processor.name)
+        still = partial(self._still, chosen)
+        done, free = session.change(self.question, steps.Write(self.values, some), still)
+        if done and self.method != "requeue":
+            self._refuse_pending(done)
         return done, free
 
     def _still(self, chosen: Mapping[Any, Seen], pks: Sequence[Any]) -> list[Any]:
@@ -181,35 +184,23 @@ class Write:
                 same.append(pk)
         return same
 
-    def _refuse_unsettled(self, pks: Sequence[Any]) -> None:
-        """Raise for a written row that is pending, or that is claimed and nothing besides."""
-        processor = self.processor
-        # A claim without a lease alone keeps its row out of pending.
-        claim = {} if processor.lease else constants_of(processor.claim or {})
-        held = self.question.table.filter(pk__in=pks if claim else [], **claim)
-        done = processor.done if processor._has_fixed_flip else None
-        for settled in filter(None, (done, processor.failed)):
-            held = held.exclude(**constants_of(settled))
+    def _refuse_pending(self, pks: Sequence[Any]) -> None:
+        """Raise for a written row that is still pending."""
         pending = self.question.still_pending(pks).using(self.question.using)
-        for found, state in ((pending, "is pending"), (held, "is still claimed")):
-            for pk in found.order_by().values_list("pk", flat=True)[:1]:
-                raise StillPending(
-                    f"{processor.name}: expected {self.method}()'s values to settle each row, got "
-                    f"values for {', '.join(self.values)}, with which row {pk} {state}; name the "
-                    "columns that take a row out of pending as well."
-                )
+        for pk in pending.values_list("pk", flat=True)[:1]:
+            raise StillPending(
+                f"{self.processor.name}: expected {self.method}()'s values to settle each row, got "
+                f"values for {', '.join(self.values)}, with which row {pk} is pending; name the "
+                "columns that take a row out of pending as well."
+            )
 
     def _look(self, rows: QuerySet[Any, Any]) -> dict[Any, tuple[str | None, Seen]]:
         """Return why each row is left, ``None``: it meets all needs; and what it is now."""
         added: dict[str, Any] = {_PENDING: flag(is_pending(self.question))}
         added |= {f"{_NEED}{at}": flag(need) for at, (_, need) in enumerate(self.needs)}
-        return {row[0]: self._seen(row) for row in self._read(rows, added)}
-
-    def _read(self, rows: QuerySet[Any, Any], added: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-        yield from rows.annotate(**added).values_list("pk", *self.columns, *added)
-
-    def _seen(self, row: Sequence[Any]) -> tuple[str | None, Seen]:
-        size = 1 + len(self.columns)
-        columns, is_pending, are_met = row[1:size], row[size], row[size + 1 :]
-        why = (why for (why, _), is_met in zip(self.needs, are_met, strict=True) if not is_met)
-        return next(why, None), (columns, is_pending)
+        size, found = 1 + len(self.columns), {}
+        for row in rows.annotate(**added).values_list("pk", *self.columns, *added):
+            are_met = zip(self.needs, row[size + 1 :], strict=True)
+            why = next((why for (why, _), is_met in are_met if not is_met), None)
+            found[row[0]] = why, (row[1:size], row[size])
+        return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,13 +12,11 @@ from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.admin_page import acting, permissions, views
-from dcl_processor.admin_page.mixin import ProcessorAdminMixin
+from dcl_processor.admin_page import permissions, views
 from dcl_processor.operator import registry
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
 from tests.admin_page.conftest import NAME, MakePayments
-from tests.admin_page.test_permissions import ADDRESSES
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -166,24 +163,3 @@ def rows(heading: str) -> list[list[str]]:
 def test_the_permissions_are_listed() -> None:
     listed = [line[0] for line in rows("Permissions")]
     assert listed == [permissions.VIEW, permissions.OPERATE, "the model's `change"]
-
-
-def test_the_addresses_are_listed_with_their_arguments_and_methods() -> None:
-    listed = {
-        name: (set(re.findall(r"\w+", arguments)) - {"none"}, method)
-        for name, arguments, method, _ in rows("Addresses")
-    }
-    assert listed == {
-        name: ({*arguments}, "POST" if writes else "GET")
-        for name, (arguments, writes) in ADDRESSES.items()
-    }
-
-
-def test_the_names_of_the_mixin_are_those_of_the_code() -> None:
-    for name, _ in rows("`ProcessorAdminMixin`"):
-        assert name in vars(ProcessorAdminMixin)
-
-
-def test_the_limits_are_those_of_the_code() -> None:
-    limits = [float(number.replace(",", "")) for _, number in rows("Limits")]
-    assert limits == [views.QUESTION, views.PAGE, acting.MOST, views.LONGEST]

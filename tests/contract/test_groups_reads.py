@@ -6,12 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dcl_processor.insights.answer import Finding, Level
-from dcl_processor.insights.doctor import examine
 from dcl_processor.insights.row import Row, show
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
@@ -123,16 +120,12 @@ def test_rows_of_a_batch_that_was_rolled_back_are_counted_once() -> None:
     assert not Errand.objects.filter(done=False).exclude(pk=rows[20].pk).exists()
 
 
-# --- what is known of rows that are in groups, and the index that serves their keys
+# --- what is known of rows that are in groups
 
 
-IN_THE_WAY = "its group is in use"
-FREE = "a run would handle it now"
-
-
-def free_keys(processor: Any, rows: list[Errand]) -> list[bool | None]:
-    """Return for each row whether the answer says that its group is free; ``None``: no answer."""
-    return [shown(processor, row).parts.get("key_free") for row in rows]
+def is_held(processor: Any, rows: list[Errand]) -> list[bool]:
+    """Return for each row whether the answer says that it waits for its key."""
+    return [shown(processor, row).parts["held"] for row in rows]
 
 
 def shown(processor: Any, row: Errand) -> Row:
@@ -146,57 +139,14 @@ def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -
     rows = rows_of(1, 1, 2)
     processor = grouped(delivery, the.ignore)
     with at_work(grouped, delivery, filter=the.only(rows[0])):
-        assert free_keys(processor, rows) == [True, False, True]
-        found = shown(processor, rows[1])
-        assert found.reason == f"{IN_THE_WAY} by row {rows[0].pk}"
-        assert shown(processor, rows[2]).reason.startswith(FREE)
-        two = grouped(delivery, the.ignore, max_per_group=2)
-        assert free_keys(two, rows) == [True, True, True]
-    assert free_keys(processor, rows[1:]) == [True, True]
-
-
-def test_of_a_group_without_marks_it_is_not_said_that_a_run_would_handle_the_row() -> None:
-    """A transactional worker only locks its key."""
-    row, _ = rows_of(1, 1)
-    found = shown(grouped("transactional", the.ignore), row)
-    assert found.reason.startswith(FREE)
-    if connection.vendor == "postgresql":
-        assert found.reason == f"{FREE}, unless a worker has another row of its group"
+        assert is_held(processor, rows) == [False, True, False]
+        assert shown(processor, rows[1]).reason.startswith("it waits for its key")
+        assert is_held(grouped(delivery, the.ignore, max_per_group=2), rows) == [False] * 3
+    assert is_held(processor, rows) == [False] * 3
 
 
 def test_a_lapsed_lease_is_in_the_way_of_no_row() -> None:
     until = timezone.now() - timedelta(days=1)
     rows = rows_of(1, 1)
     Errand.objects.filter(pk=rows[0].pk).update(leased_until=until)
-    assert free_keys(grouped("at_least_once", the.ignore), rows) == [True, True]
-
-
-def test_in_order_a_row_waits_for_those_before_it() -> None:
-    rows = rows_of(1, 1, 2)
-    processor = in_order("transactional", the.ignore)
-    assert free_keys(processor, rows) == [None, False, None]
-    first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first"
-    assert shown(processor, rows[1]).reason == first
-    Errand.objects.filter(pk=rows[0].pk).update(done=True)
-    assert free_keys(processor, rows)[1] is None
-    assert shown(processor, rows[0]).reason.startswith("it is not in pending")
-
-
-def held_keys(processor: Any) -> list[Finding]:
-    return [each for each in examine([processor]) if each.check == "held-key"]
-
-
-def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
-    rows = rows_of(1, 2, 3)
-    since = timezone.now() - timedelta(hours=2)
-    for row, hours in zip(rows, (1, 2, 0), strict=True):
-        at = timezone.now() - timedelta(hours=hours)
-        Errand.objects.filter(pk=row.pk).update(claimed=True, claimed_at=at)
-    processor = grouped("at_most_once", the.ignore)
-    (found,) = held_keys(processor)
-    assert (found.level, found.about) == (Level.PROBLEM, processor.name)
-    expected = f"key 2 is held by row {rows[1].pk}, in doubt since {since:%Y-%m-%d}"
-    assert found.what.startswith(expected)
-    Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
-    (found,) = held_keys(processor)
-    assert found.level is Level.OK  # a young claim is no doubt
+    assert is_held(grouped("at_least_once", the.ignore), rows) == [False, False]

@@ -16,7 +16,7 @@ from dcl_processor import BatchProcessor, Retry
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.operator import actions
 from dcl_processor.operator.actions import to_mark_done, to_requeue
-from dcl_processor.operator.writes import Write, Written
+from dcl_processor.operator.writes import Written
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, time_limits, uncommitted
@@ -85,7 +85,7 @@ def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCapture
     assert run.requeue(Errand.objects.all()) == 2
     assert the.state(paid)["done"]
     assert the.untouched(doubtful)
-    said = f"requeue() leaves 1 row as it is ({paid.pk}): done, or not waiting yet; force"
+    said = f"requeue() left rows as they are, 1 of them ({paid.pk}): done, or not waiting yet"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=paid.pk)) == 0
     assert run.requeue(Errand.objects.filter(pk=paid.pk), force=True) == 1
@@ -101,7 +101,7 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     assert run.requeue(Errand.objects.all()) == 1
     assert the.state(young)["claimed"]
     assert the.untouched(old)
-    said = f"leaves 1 row as it is ({young.pk}): claimed less than 60 s ago"
+    said = f"1 of them ({young.pk}): claimed less than 60 s ago"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
 
@@ -308,24 +308,6 @@ def test_a_row_that_was_put_back_and_failed_again_is_left(again: dict[str, Any])
     assert (the.state(row)["dead"], the.untouched(other)) == (True, True)
 
 
-def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
-    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(2)]
-    write, written = to_requeue(processor(), Errand.objects.all()), Written()
-    chosen = write.choose().rows
-    gone = rows[1].pk
-    rows[1].delete()
-    write.to_free(chosen, written, seconds=0.3)
-    assert (written.written, written.changed, written.locked) == ([rows[0].pk], [gone], [])
-
-
-def written_beside(write: Write, hold: Any) -> Written:
-    """Write while another session holds locks, in a transaction that it does not end."""
-    chosen, written = write.choose().rows, Written()
-    with uncommitted(hold):
-        write.to_free(chosen, written, seconds=0.3)
-    return written
-
-
 HAS_ROW_LOCKS = connection.features.has_select_for_update
 
 
@@ -348,14 +330,14 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
 def test_a_row_that_stays_locked_is_left_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(actions, "LOCKED_FOR", 0.3)
+    monkeypatch.setattr(actions, "LONGEST", 0.3)
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
     with uncommitted(lambda: Errand.objects.filter(pk=rows[1].pk).update(place=7)):
         number = processor().requeue(Errand.objects.all())
     free = [rows[0].pk, rows[2].pk] if HAS_ROW_LOCKS else []
     assert number == len(free)
     assert [*Errand.objects.filter(claimed=False).values_list("pk", flat=True)] == free
-    named = f"as it is ({rows[1].pk}): locked by other sessions." if HAS_ROW_LOCKS else "3 rows as"
+    named = f"1 of them ({rows[1].pk}): locked by other" if HAS_ROW_LOCKS else "3 of them"
     assert named in caplog.text
 
 
@@ -421,49 +403,44 @@ if connection.vendor == "mysql":
 # --- values that do not settle a row
 
 
-@pytest.mark.parametrize("has_reset", [True, False])
-@pytest.mark.parametrize("act", ["mark_done", "discard"])
-def test_values_that_leave_a_row_claimed_are_refused(act: str, has_reset: bool) -> None:
+@pytest.mark.parametrize(("act", "column"), [("mark_done", "done"), ("discard", "dead")])
+def test_values_are_written_besides_those_of_the_option(act: str, column: str) -> None:
+    row = as_a_killed_process_leaves_it(minutes=10)
+    run = processor()
+    assert getattr(run, act)(run.in_doubt(older_than=60), values={"result": "seen"}) == 1
+    state = the.state(row)
+    assert (state["result"], state[column], state["claimed_at"]) == ("seen", True, False)
+
+
+def test_without_an_option_values_that_leave_a_row_claimed_are_refused() -> None:
     """Without its time, the claim would be in doubt nowhere, and no run would take the row."""
     row = as_a_killed_process_leaves_it(minutes=10)
-    run = processor(**({} if has_reset else {"reset": None}))
-    with pytest.raises(StillPending, match=f"{act}\\(\\)'s values to settle each row"):
-        getattr(run, act)(run.in_doubt(older_than=60), values={"result": "seen"})
-    state = the.state(row)
-    assert (state["result"], state["claimed"], state["claimed_at"]) == ("", True, True)
-    values = {"done": True, "result": "seen"}
-    assert getattr(run, act)(run.in_doubt(older_than=60), values=values) == 1
-    assert the.state(row)["result"] == "seen"
+    run = processor(done=lambda row: {"done": True})
+    for values in (None, {}, {"done": True}):
+        with pytest.raises(InvalidOption, match=r"with each column of claim, got (done|no values)"):
+            run.mark_done(run.in_doubt(older_than=60), values=values)
+    assert the.state(row)["claimed"]
+    values = {"done": True, "claimed": False}
+    assert run.mark_done(run.in_doubt(older_than=60), values=values) == 1
 
 
 def test_values_that_leave_a_row_pending_are_refused() -> None:
     row = Errand.objects.create()
     with pytest.raises(StillPending, match=f"got values for result, with which row {row.pk} is pe"):
         the.transactional(the.ignore).discard(Errand.objects.all(), values={"result": "no"})
-    leased = Errand.objects.create(leased_until=timezone.now() - timedelta(minutes=1))
-    run = the.at_least_once(the.ignore, claim={"result": "x"}, reset={"result": ""})
-    Errand.objects.filter(pk=leased.pk).update(result="x")
-    with pytest.raises(StillPending, match="is pending"):
-        run.mark_done(Errand.objects.filter(pk=leased.pk), values={"place": 7})
-    assert set(Errand.objects.values_list("result", "place")) == {("", 0), ("x", 0)}
-    assert the.state(leased)["leased_until"]
     assert the.untouched(row)
+    assert Errand.objects.get().result == ""
 
 
-# --- the limit of the wait
-
-
-# SQLite has no function that takes its time.
-if connection.vendor != "sqlite":
-
-    def test_a_statement_that_is_slow_but_waits_for_no_lock_is_not_ended(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The limit is one of waits."""
-        slow = "pg_sleep(0.1)::text" if connection.vendor == "postgresql" else "SLEEP(0.1)"
-        row = as_a_killed_process_leaves_it(minutes=10)
-        run = processor()
-        values = {"done": True, "result": RawSQL(slow, [])}  # noqa: S611  # a constant
-        write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
-        write.to_free(write.choose().rows, written, seconds=0)
-        assert (written.written, written.locked) == ([row.pk], [])
+def test_the_time_that_an_action_takes_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+    """SQLite has no limit, and no function that takes its time."""
+    if connection.vendor == "sqlite":
+        return
+    slow = "pg_sleep(60)::text" if connection.vendor == "postgresql" else "SLEEP(60)"
+    row, before = as_a_killed_process_leaves_it(minutes=10), time_limits()
+    run = processor()
+    values = {"result": RawSQL(slow, [])}  # noqa: S611  # a constant
+    write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
+    write.to_free(write.choose().rows, written, seconds=0.2)
+    assert (written.written, written.locked) == ([], [row.pk])
+    assert time_limits() == before

@@ -140,10 +140,8 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
     assert done.returncode == 1
     assert done.stdout.startswith("warehouse.deliver: 1 processed")
     slice_off, haunt, circles, summary = done.stderr.splitlines()
-    assert haunt == (
-        "faulty.haunt: expected the table faulty_ghost, got none in the database 'default'; run "
-        "manage.py migrate."
-    )
+    assert haunt.startswith("faulty.haunt: the database reported: ")
+    assert "faulty_ghost" in haunt
     assert circles.startswith("faulty.run_in_circles: expected done={'tries': 1} to take a row out")
     assert slice_off.startswith("faulty.slice_off: expected pending to be a queryset")
     assert summary == (

@@ -14,9 +14,8 @@ from django.db import connection
 from django.db.models import Model
 from django.test import override_settings
 
-from dcl_processor.insights import catalog
 from dcl_processor.insights import doctor as insights
-from dcl_processor.insights.answer import Finding, Level
+from dcl_processor.insights.doctor import Finding, Level
 from tests.databases import other
 from tests.edge.manage import Install, Manage, execute
 from tests.edge.stuck import another_session
@@ -98,15 +97,11 @@ def session() -> Iterator[psycopg.Connection[Any]]:
 
 
 @contextmanager
-def snapshot(*, transactions: int = 0) -> Iterator[int]:
-    """Keep a snapshot open while so many transactions begin elsewhere; yield its process id."""
+def snapshot() -> Iterator[int]:
+    """Keep a snapshot open; yield its process id."""
     with session() as opened:
         opened.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         opened.execute("SELECT 1")
-        execute(
-            f"DO $$ BEGIN FOR i IN 1..{transactions} LOOP PERFORM pg_current_xact_id(); COMMIT; "
-            "END LOOP; END $$"
-        )
         yield opened.info.backend_pid
 
 
@@ -137,12 +132,12 @@ def test_a_setting_of_the_role_is_found(
 def levels_of_session(found: Any, pid: int) -> list[str]:
     """Return what is found of one session: the server's own processes have snapshots, too."""
     return [
-        each["level"] for each in found.found["snapshot"] if f"the session {pid}, " in each["what"]
+        each["level"] for each in found.found["snapshot"] if f"of session {pid}, " in each["what"]
     ]
 
 
 def test_an_old_snapshot_is_found(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insights, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(insights, "OLD", 0.0)
     with snapshot() as pid:
         assert levels_of_session(doctor(manage), pid) == ["warning"]
     assert levels_of_session(doctor(manage), pid) == []
@@ -152,26 +147,13 @@ def test_a_row_lock_in_an_open_transaction_is_as_bad_as_a_snapshot(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that hangs has no snapshot at READ COMMITTED, and its transaction has an id."""
-    monkeypatch.setattr(insights, "OLD_SNAPSHOT", 0.0)
+    monkeypatch.setattr(insights, "OLD", 0.0)
     parcels(1)
     with session() as opened:
         pid = opened.info.backend_pid
         opened.execute("SELECT id FROM tests_parcel FOR UPDATE")
         assert levels_of_session(doctor(manage), pid) == ["warning"]
     assert levels_of_session(doctor(manage), pid) == []
-
-
-def test_of_a_session_whose_time_a_role_may_not_see_the_transactions_count(
-    manage: Manage, role: str
-) -> None:
-    execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
-    parcels(10, sent=True)
-    with snapshot(transactions=insights.MANY_TRANSACTIONS) as pid:
-        found = doctor(manage, DELIVER, "--using", "other")
-        assert levels_of_session(found, pid) == ["warning"]
-        assert "GRANT pg_read_all_stats" in found.found["snapshot"][0]["fix"]
-        execute(f"GRANT pg_read_all_stats TO {role}")
-        assert levels_of_session(doctor(manage, DELIVER, "--using", "other"), pid) == []
 
 
 def test_a_table_that_the_role_may_not_read_cannot_be_written(manage: Manage, role: str) -> None:
@@ -266,7 +248,7 @@ def test_an_error_of_other_code_leaves_the_other_findings(
         yield from ()
         raise RuntimeError("no figures")
 
-    monkeypatch.setattr(insights, "snapshots", broken)
+    monkeypatch.setattr(insights, "old_transactions", broken)
     found = doctor(manage)
     assert found.level("snapshot") == "unknown"
     assert found.what("snapshot") == "RuntimeError: no figures"
@@ -302,17 +284,6 @@ def test_each_finding_is_one_line(manage: Manage) -> None:
     assert {*levels} <= {str(level) for level in Level}
     assert len(levels) == 4
     assert done.err.endswith(" of 4 findings need attention.\n")
-
-
-def test_a_name_in_the_database_forges_no_line(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each role chooses the names of its prepared transactions."""
-    found = [("prepared transaction", "a\x1b[2K\nok: all", None, 10**6)]
-    monkeypatch.setattr(catalog, "old_snapshots", lambda *_: found)
-    done = manage("doctor", DELIVER)
-    assert "\x1b" not in done.out
-    assert "the prepared transaction a\\x1b[2K ok: all is 1000000 transactions old" in done.out
 
 
 def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> None:

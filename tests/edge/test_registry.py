@@ -70,7 +70,8 @@ def test_a_module_that_raises_takes_out_its_own_app_alone(
     said = str(broken)
     assert said.startswith("expected post.processors to be imported, got ")
     assert words in said
-    assert said.endswith("/post/processors.py, line 3); its processors are left out.")
+    assert "processors.py, line 3)" in said
+    assert said.endswith("; its processors are left out.")
     with pytest.raises(UnknownProcessor, match=r"post\.processors to be imported"):
         registry.get(["post.send"])
 

@@ -19,7 +19,7 @@ from tests.edge.watchers import watching
 from tests.servers.stoppable import FAST, IMMEDIATE, Server, started
 from tests.waiting import until
 
-GONE = "warehouse.deliver: expected the database 'default' to answer, got"
+GONE = "warehouse.deliver: the database reported: "
 AGAIN = r"warehouse.deliver: runs again after \d+\.\d s"
 
 

@@ -31,16 +31,13 @@ def given_up() -> Errand:
 # --- status
 
 
-NO_ERRORS = "not recorded: set retry=Retry(…) with last_error, which stores the last error"
-
-
 def test_status_shows_what_waits_and_what_is_stuck(manage: Manage) -> None:
     parcels("", "")
     claimed()
     done = manage("status", "warehouse.deliver", "warehouse.fetch")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert lines[:9] == [
+    assert lines[:8] == [
         "warehouse.deliver (transactional, database 'default')",
         "  pending         2",
         "  due now         2",
@@ -49,11 +46,9 @@ def test_status_shows_what_waits_and_what_is_stuck(manage: Manage) -> None:
         "  in progress     not recorded: a TRANSACTIONAL worker only locks its row",
         "  in doubt        0",
         "  given up        0",
-        "  last errors     " + NO_ERRORS,
     ]
-    assert lines[9] == "warehouse.fetch (at_most_once, database 'default')"
-    assert lines[15].startswith("  in doubt        1, since 20")
-    assert lines[15].endswith(" UTC (10 min ago)")
+    assert lines[8] == "warehouse.fetch (at_most_once, database 'default')"
+    assert lines[14] == "  in doubt        1"
 
 
 def test_without_names_status_is_a_line_for_each_processor_troubles_first(manage: Manage) -> None:
@@ -67,7 +62,7 @@ def test_without_names_status_is_a_line_for_each_processor_troubles_first(manage
     assert names.index("warehouse.deliver") < names.index("shop.send_shipped_emails")
 
 
-def test_status_has_the_last_errors_and_show_has_who_holds_a_row(manage: Manage) -> None:
+def test_show_has_who_holds_a_row(manage: Manage) -> None:
     row = Errand.objects.create(result="x", attempts=1, last_error="OSError: no\nroute")
     lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
     with another_session(lock, row.pk, name="a clerk"):
@@ -75,8 +70,6 @@ def test_status_has_the_last_errors_and_show_has_who_holds_a_row(manage: Manage)
     assert done.code == 0
     assert "  locked             by pid " in done.out
     assert ", a clerk, role " in done.out
-    done = manage("status", "warehouse.try_twice")
-    assert f"  last errors     1 × OSError: no route (row {row.pk})\n" in done.out
 
 
 def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
@@ -85,8 +78,6 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
     (found,) = json.loads(done.out)
     assert found["name"] == "warehouse.fetch"
     assert found["in_doubt"] == {"value": 1, "how": "exact"}
-    assert found["in_doubt_since"]["seconds"] == pytest.approx(600, abs=30)
-    assert found["in_doubt_since"]["value"].endswith("+00:00")
     assert found["oldest"] == {"value": None, "how": "not recorded", "why": "set pending_since=…"}
     assert json.loads(manage("status", "--json").out)[0]["name"] != ""
 
@@ -121,14 +112,16 @@ def test_a_condition_decides_on_the_exit_code(
 def test_what_cannot_be_found_out_is_neither_green_nor_met() -> None:
     done = processors("status", "warehouse.fetch", "--fail-if", "in_doubt>0", DATABASE_URL=DOWN)
     assert done.returncode == 3
-    assert "in_doubt could not be found out: expected the database 'default'" in done.stderr
+    assert "in_doubt could not be found out: the database 'default' reported" in done.stderr
     assert processors("status", DATABASE_URL=DOWN).returncode == 3
     broken = processors("status", "--fail-if", "pending>99", "--json", **FAULTY)
     assert broken.returncode == 3
-    assert "faulty.haunt: pending could not be found out: expected the table" in broken.stderr
+    assert (
+        "faulty.haunt: pending could not be found out: the database 'default' reported"
+        in broken.stderr
+    )
     # A reason that is a sentence with its own end does not end in the middle of this one.
     assert ".;" not in broken.stderr
-    assert ".." not in broken.stderr
 
 
 def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known() -> None:
@@ -233,9 +226,9 @@ def test_show_says_why_a_row_is_not_handled(manage: Manage) -> None:
     done = manage("show", "warehouse.fetch", str(row.pk))
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert lines[0].startswith(f"warehouse.fetch, row {row.pk}: it was claimed 10 min ago")
-    assert "  in pending         no" in lines
-    assert "  not claimed        no" in lines
+    assert lines[0].startswith(f"warehouse.fetch, row {row.pk}: it is in doubt")
+    assert "  pending            no" in lines
+    assert "  in doubt           yes" in lines
     assert any(line.startswith("  claimed_at         20") for line in lines)
     assert "  locked             no" in lines
 
@@ -295,10 +288,6 @@ def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None
     [
         (["requeue", "warehouse.fetch"], "one of the arguments --pk --from --in-doubt --given-up"),
         (["requeue", "warehouse.deliver", "--pk", "1"], "expected reset=… for requeue()"),
-        (
-            ["discard", "warehouse.deliver", "--in-doubt", "1h", "--set", "sent=1"],
-            "expected claim=… and claimed_at=…",
-        ),
         (["discard", "warehouse.fetch", "--pk", "1"], "expected discard(rows, values={…})"),
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "dead"], "got 'dead' without '='"),
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
@@ -391,7 +380,7 @@ def test_rows_are_read_in_pages_and_all_of_them_are_printed(manage: Manage) -> N
     Parcel.objects.bulk_create(Parcel() for _ in range(1_201))
     pks = [str(pk) for pk in Parcel.objects.order_by("pk").values_list("pk", flat=True)]
     head, *lines = manage("rows", "warehouse.deliver", "--due", "--csv").out.splitlines()
-    assert head == "key,since,attempts,error,remark"
+    assert head == "key,since,attempts,error"
     assert [line.partition(",")[0] for line in lines] == pks
     found = manage("rows", "warehouse.deliver", "--due", "--json").out.splitlines()
     assert [json.loads(line)["key"] for line in found] == pks
@@ -429,4 +418,4 @@ def test_rows_refuses_what_it_cannot_list(
 def test_rows_that_could_not_be_found_out_are_no_answer() -> None:
     done = processors("rows", "warehouse.fetch", "--in-doubt", DATABASE_URL=DOWN)
     assert (done.returncode, done.stdout) == (3, "")
-    assert "expected the database 'default' to answer" in done.stderr
+    assert "the database 'default' reported: " in done.stderr
