@@ -233,7 +233,7 @@ class BatchProcessor(Definition[M]):
         """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.
 
         For code that inserts rows of the key, or changes their order. ``key``: a value of the
-        column, or the related row; ``None``, which is no key, locks nothing.
+        column, or the related row; one that the column cannot have raises Django's error.
         """
         if self.is_transactional and self.most_of_a_key != 1 and self._identity in _running.get():
             raise Unsupported(

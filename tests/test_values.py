@@ -153,22 +153,6 @@ def test_one_line_leaves_out_what_is_nothing() -> None:
     assert str(Report(name="shop.send")) == "shop.send: nothing pending in 0.00 s"
 
 
-def test_one_line_names_the_first_keys_of_the_held_rows() -> None:
-    few = Report(name="p", failed=1, held=2, held_keys=[7])
-    assert str(few) == "p: 1 failed, 2 held (key 7) in 0.00 s"
-    many = Report(name="p", held=9, held_keys=[1, 2, 3, 4, 5])
-    assert str(many) == "p: 9 held (keys 1, 2, 3, …) in 0.00 s"
-    assert str(Report(name="p", held=10_000, held_keys=[1, 2])) == (
-        "p: 10000 held (keys 1, 2) in 0.00 s"
-    )
-
-
-def test_a_key_in_one_line_is_masked_and_cut_off_as_the_text_of_an_error_is() -> None:
-    keys = ["token=abc", "a\nok: all", "x" * 100]
-    line = str(Report(name="p", held=3, held_keys=keys))
-    assert line == f"p: 3 held (keys token=***, a ok: all, {'x' * 39}…) in 0.00 s"
-
-
 def test_a_run_that_was_stopped_does_not_claim_that_nothing_was_pending() -> None:
     report = Report(name="shop.send", stopped="failures")
     assert str(report) == "shop.send: no row tried in 0.00 s; stopped by failures"
@@ -186,7 +170,6 @@ def test_it_goes_through_json() -> None:
         "stale": 0,
         "lease_lost": 0,
         "held": 0,
-        "held_keys": [],
         "to_retry": 0,
         "redone": 0,
         "passes": 0,

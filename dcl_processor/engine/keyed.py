@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from random import randrange
 from typing import Any
 
 from django.db.models import Q
@@ -90,10 +91,11 @@ class KeyedSource:
         self._look_at_absent()
         if not self._turns.is_over:
             return True
-        if bool(self._turns.paused) and next(self._waits, False):
+        if self._turns.has_busy and next(self._waits, False):
             self._host.counters.passes += 1
             self._locked.clear()
-            return self._turns.resume()
+            self._turns.resume()
+            return True
         last, self._last = self._last, {}
         for pk, key in last.items():
             self._alone.append(pk)
@@ -109,25 +111,22 @@ class KeyedSource:
         self._elsewhere.update(claimed.elsewhere)
         missed = [pk for pk in claimed.visited if pk not in claimed.rows]
         self._ours |= {pk: batch.wanted.keys[pk] for pk in {*claimed.ours}.intersection(missed)}
-        self._over_missed(missed)
+        self._miss(missed)
 
     def missed(self, pks: Sequence[Any]) -> None:
         """Leave rows to another cycle that another session keeps from being claimed."""
         self._elsewhere.update(pks)
-        self._over_missed(pks)
+        self._miss(pks)
 
-    def _over_missed(self, pks: Sequence[Any]) -> None:
+    def _miss(self, pks: Sequence[Any]) -> None:
         self._absent.update(pks)
-        self._over(pks, missed=True)
+        for pk in pks:
+            self._turns.miss(pk, self._keys.pop(pk), is_alone=pk in self._elsewhere)
 
     def put_back(self, pks: Sequence[Any]) -> None:
         """Take rows back that were not tried."""
         for pk in pks:
-            key = self._keys.pop(pk)
-            if pk in self._turns.mine:
-                self._turns.put_back(pk)
-            else:
-                self._leftover[pk] = key
+            self._turns.put_back(pk, self._keys.pop(pk))
 
     def redo(self, pks: Sequence[Any]) -> None:
         """Take rows back that failed together: they are handled one by one."""
@@ -135,20 +134,8 @@ class KeyedSource:
 
     def end(self, pks: Sequence[Any], left: Collection[Any] = ()) -> None:
         """Take note that rows are over; ``left``: those that have to be taken for pending."""
-        self._over([pk for pk in pks if pk not in left], done=True)
-        self._over([pk for pk in pks if pk in left])
-
-    def _over(self, pks: Sequence[Any], **how: bool) -> None:
         for pk in pks:
-            key = self._keys.pop(pk)
-            if pk in self._turns.mine:
-                self._turns.end(pk, elsewhere=pk in self._elsewhere, **how)
-            elif how.get("missed"):
-                self._turns.pause(pk, key)
-            elif how.get("done"):
-                self._turns.is_over = False  # its key may have more rows
-            else:
-                self._turns.tried[pk] = None
+            self._turns.end(pk, self._keys.pop(pk), done=pk not in left)
 
     def finish(self) -> None:
         """Count the rows that others still have, and those that another row of their key holds."""
@@ -156,12 +143,8 @@ class KeyedSource:
         counts = self._host.counters.counts
         counts["skipped"] += len(self._locked)
         if self._end is not None and self._host.stopped is None:
-            tried = {*self._turns.tried, *self._locked}
-            question = self._host.ask()
-            counts["held"] = scan.count(question, MOST_LOCKED, tried)
-            if counts["held"]:
-                keys = self._reads.keys_of(question.queryset.exclude(pk__in=tried))
-                self._host.counters.held_keys = keys
+            known = {*self._turns.tried, *self._locked}
+            counts["held"] = scan.count(self._host.ask(), MOST_LOCKED, known)
 
     def _look_at_absent(self) -> None:
         """Tell the rows that others have from those that are done: one read, without a lock."""
@@ -182,28 +165,47 @@ class KeyedSource:
 
     def _read(self, after: Any, tried: Sequence[Any]) -> tuple[list[Found], Any]:
         """Read a window; put aside the rows that are not handled in their turn."""
-        host = self._host
-        self.question = question = host.ask()
-        pending = question.unfiltered.filter(self._end or Q())
-        read = partial(self._reads.read, pending, question.narrowed, after, tried)
-        found, last = scan.retrying(read, question.using)
+        self.question = question = self._host.ask()
+        found, last = self._look(question, after, tried)
         if found and self._end is None:
             # Race: endless run. Rows that arrive during the run get higher keys.
-            self._end = Q(pk__lte=scan.highest(question) or found[0].pk)
-        host.begin_window(question)
-        suspects = host.notes.suspects if host.notes is not None else ()
-        turn = []
+            top = scan.highest(question) or found[0].pk
+            self._end = Q(pk__lte=top)
+            if last is not None and isinstance(top, int):
+                # Race: key that is passed. Runs that are cut short would all stop among the lowest
+                # keys, so each also begins at the key of a random row.
+                somewhere = Q(pk__gte=randrange(abs(top) + 1))  # noqa: S311  # no secret
+                rows = question.table.filter(somewhere).order_by("pk")
+                keys = rows.values_list(self._reads.column, flat=True)
+                more, last = self._look(question, scan.retrying(keys.first, keys.db), tried)
+                found += more
+        self._host.begin_window(question)
+        return self._in_turn(found), last
+
+    def _look(
+        self, question: Question[Any], after: Any, tried: Sequence[Any]
+    ) -> tuple[list[Found], Any]:
+        pending = question.unfiltered.filter(self._end or Q())
+        read = partial(self._reads.read, pending, question.narrowed, after, tried)
+        return scan.retrying(read, question.using)
+
+    def _in_turn(self, found: Sequence[Found]) -> list[Found]:
+        """Put aside the rows that are not handled in their turn; return the others."""
+        notes = self._host.notes
+        suspects = notes.suspects if notes is not None else ()
+        turn, known = list[Found](), {*self._keys}
         for row in found:
-            if row.pk in self._keys:
+            # A filter over a to-many relation gives a row once for each match.
+            if row.pk in known:
                 continue
+            known.add(row.pk)
             if str(row.pk) in suspects:
                 # Race: poison row. It would end each run before the others are tried. It holds its
                 # key only where the order counts.
                 self._last[row.pk] = row.key
                 turn += [replace(row, is_due=False)] * self._reads.in_order
             elif row.is_leftover or row.pk in self._leftover:
-                # The read gives it twice: as left by a worker, and as a row of its key.
                 self._leftover[row.pk] = row.key
             else:
                 turn.append(row)
-        return turn, last
+        return turn

@@ -8,8 +8,7 @@ from django.db.models import Count, F, Q, Window
 from django.db.models.functions import RowNumber
 
 from dcl_processor.keys.claim import in_order
-from dcl_processor.keys.columns import column_of
-from dcl_processor.keys.limits import mark_of
+from dcl_processor.keys.columns import column_of, mark_of
 from dcl_processor.operator.states import NONE, flag
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import Question

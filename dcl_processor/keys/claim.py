@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from operator import and_
+from hashlib import blake2b
+from operator import add, and_
 from typing import Any
 
 from django.db import connections
@@ -30,23 +31,29 @@ from django.db.models import (
 )
 from django.db.models.lookups import LessThan
 
-from dcl_processor.keys.limits import Limit, Mark, lock_number
 from dcl_processor.pending.question import these
 from dcl_processor.sql.compiled import Statement
 
-_LOCKS = """
-SELECT set_config('{got}', coalesce(array_agg(place)::text, '{{}}'), true) FROM (
-  SELECT place FROM unnest(%s::bigint[]) WITH ORDINALITY AS _keys (first, place)
-  WHERE (SELECT true FROM generate_series(first, first + %s) AS n
-         WHERE pg_try_advisory_xact_lock(n) LIMIT 1) LIMIT %s) AS _got"""
-_LOCK_ROWS = """
-SELECT set_config('dcl.rows', coalesce(array_agg(pk)::text, '{{}}'), true),
-pg_current_xact_id() FROM (
-  SELECT t.{pk} AS pk FROM {table} AS t JOIN unnest({arrays}) AS w ({names}) ON t.{pk} = w.pk
-  WHERE {where} FOR NO KEY UPDATE OF t SKIP LOCKED) AS _locked"""
+#: How many advisory locks a key has: one for each row of it that may be in flight.
+PLACES = 4_096
 
-#: The settings with the places of keys that were locked, and with those of all rows together.
+#: The settings with the places of keys that were locked, and with that of all rows together.
 _KEYS, _CAP = "dcl.keys", "dcl.cap"
+
+_LOCKS = """
+SELECT set_config('{got}', places::text, true), places FROM (
+  SELECT coalesce(array_agg(place), '{{}}') AS places FROM (
+    SELECT place FROM unnest(%s::bigint[]) WITH ORDINALITY AS _keys (first, place)
+    WHERE (SELECT true FROM generate_series(first, first + %s) AS n
+           WHERE pg_try_advisory_xact_lock(n) LIMIT 1) LIMIT %s) AS _got) AS _listed"""
+_WAIT = """
+SELECT set_config('{got}', '{{1}}', true), '{{1}}'::int[]
+FROM pg_advisory_xact_lock((%s::bigint[])[1])"""
+_LOCK_ROWS = """
+SELECT set_config('dcl.rows', pks::text, true), pks, pg_current_xact_id() FROM (
+  SELECT coalesce(array_agg(pk), '{{}}') AS pks FROM (
+    SELECT t.{pk} AS pk FROM {table} AS t JOIN unnest({arrays}) AS w ({names}) ON t.{pk} = w.pk
+    WHERE {where} FOR NO KEY UPDATE OF t SKIP LOCKED) AS _locked) AS _listed"""
 
 
 class _Number(Subquery):
@@ -64,13 +71,30 @@ class _Locked(Func):
     template = "%(expressions)s = ANY(current_setting('dcl.rows')::%(type)s[])"
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most rows of one key in flight; ``has_key=False``: all rows count together."""
+
+    most: int = 1
+    has_key: bool = True
+    in_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a row in flight is recognised; ``lapsed``: those that another worker may take over."""
+
+    in_flight: Q
+    lapsed: Q | None = None
+
+
 @dataclass(frozen=True)
 class Claims:
     """The claims of a processor with keys.
 
-    ``column``: that of the key; ``None``: only all rows together have a limit. ``mark``: ``None``
-    if the locks of a claim are held until its rows are settled. Candidates are given by their
-    primary keys, each with the key that it had when it was read.
+    ``column``: that of the key; ``None``: only all rows together have a limit, which comes first of
+    the ``limits``. ``mark``: ``None`` if the locks of a claim are held until its rows are settled.
+    Candidates are given by their primary keys, each with the key that it had when it was read.
     """
 
     model: type[Model]
@@ -79,11 +103,6 @@ class Claims:
     mark: Mark | None
     using: str
     label: str = ""
-
-    @cached_property
-    def has_cap(self) -> bool:
-        """Whether all rows together have a limit."""
-        return any(not limit.has_key for limit in self.limits)
 
     # --- the locks
 
@@ -94,22 +113,20 @@ class Claims:
 
     def locks(self, candidates: Mapping[Any, Any], room: int) -> list[Statement]:
         """Return what tries the locks of the candidates' keys; ``room``: the most rows to claim."""
-        found, table = list[Statement](), self.model._meta.db_table
+        table, found = self.model._meta.db_table, list[Statement]()
         for limit in self.limits:
             if limit.has_key:
-                keys = _distinct(candidates)
-                first = [lock_number(table, self.column or "", key) for key in keys]
+                # Race: two of one key. The rows of a transaction are one place of their key. A scan
+                # of a function stops at the first lock; a table's scan would lock others, too.
+                keys = [lock_number(table, self.column or "", key) for key in _keys(candidates)]
+                sql, more = _LOCKS.format(got=_KEYS), [0 if self.mark else limit.most - 1, room]
             else:
-                first = [lock_number(table, "", self.label)]
-            if self._waits(limit):
-                # Race: worker over the cap. Short, and before any other lock of this claim: a
+                # Race: worker over the cap. With marks the lock is held shortly, and waited for: a
                 # session that waits here holds nothing that another one wants.
-                found.insert(0, Statement("SELECT pg_advisory_xact_lock(%s::bigint)", first))
-                continue
-            # Race: two of one key. The rows of a transaction are one place of their key. A scan of
-            # a function stops at the first lock; a table's scan would lock others, too.
-            sql = _LOCKS.format(got=_KEYS if limit.has_key else _CAP)
-            found.append(Statement(sql, [first, 0 if self.mark else limit.most - 1, room]))
+                keys = [lock_number(table, "", self.label)]
+                sql, more = (_WAIT, []) if self.mark else (_LOCKS, [limit.most - 1, 1])
+                sql = sql.format(got=_CAP)
+            found.append(Statement(sql, [keys, *more]))
         return found
 
     def lock_rows(self, candidates: Mapping[Any, Any]) -> Statement:
@@ -117,7 +134,7 @@ class Claims:
         pks, keys = [*candidates], [*candidates.values()]
         if self.column is None:
             return Statement(self._lock_rows, [pks])
-        places = {key: place for place, key in enumerate(_distinct(candidates), 1)}
+        places = _places(candidates)
         return Statement(self._lock_rows, [pks, keys, [places.get(key, 0) for key in keys]])
 
     def locked(
@@ -127,24 +144,19 @@ class Claims:
 
         ``answers``: those of ``locks()`` and ``lock_rows()``, in their order.
         """
-        places = {key: str(place) for place, key in enumerate(_distinct(candidates), 1)}
-        got, listed = set(places.values()), _listed(answers[-1])
-        ours = {pk for pk in candidates if str(pk) in listed}
-        for limit, answer in zip(
-            self._tried, answers[len(answers) - 1 - len(self._tried) :], strict=False
-        ):
-            got = _listed(answer) if limit.has_key else got if _listed(answer) else set()
-        free = {pk for pk, key in candidates.items() if key is None or places[key] in got}
+        places = _places(candidates)
+        *locks, ours = [{*answer[0][1]} for answer in answers]
+        *caps, got = locks
+        if not all(caps):
+            return ours, set()
+        free = {pk for pk, key in candidates.items() if places.get(key, 0) in {0, *got}}
         return ours, free - ours
-
-    @property
-    def _tried(self) -> list[Limit]:
-        return [limit for limit in self.limits if not self._waits(limit)]
 
     @cached_property
     def _lock_rows(self) -> str:
         meta, quote = self.model._meta, connections[self.using].ops.quote_name
-        arrays, names, where = [f"%s::{self._type('pk')}[]"], ["pk"], []
+        arrays, names = [f"%s::{self._type('pk')}[]"], ["pk"]
+        where = [f"current_setting('{_CAP}') <> '{{}}'" for each in self.limits if not each.has_key]
         if self.column is not None:
             # Race: two of one key. A row that has moved to another key is not locked for the old
             # one. Place 0: a row without a key, which no limit is for.
@@ -154,19 +166,13 @@ class Claims:
             got = f"current_setting('{_KEYS}')::int[]"
             where.append(f"t.{quote(field.column)} IS NOT DISTINCT FROM w.key")
             where.append(f"(w.place = 0 OR w.place = ANY({got}))")
-        if self.has_cap and self.mark is None:
-            where.append(f"current_setting('{_CAP}') <> '{{}}'")
         return _LOCK_ROWS.format(
             pk=quote(str(meta.pk_fields[0].column)),
             table=quote(meta.db_table),
             arrays=", ".join(arrays),
             names=", ".join(names),
-            where=" AND ".join(where or ["true"]),
+            where=" AND ".join(where),
         )
-
-    def _waits(self, limit: Limit) -> bool:
-        """Whether the lock of a limit is waited for: that of all rows, if it is held shortly."""
-        return not limit.has_key and self.mark is not None
 
     def _type(self, column: str) -> str:
         field: Any = self.model._meta.pk if column == "pk" else self.model._meta.get_field(column)
@@ -214,18 +220,25 @@ class Claims:
         # Rows of the same claim, as far as they come first.
         blocking += [table.filter(ours, ~in_flight, pk__lt=OuterRef("pk"))]
         few: list[Any] = [_Number(rows.order_by().values("pk")[: limit.most]) for rows in blocking]
-        number: Any = few[0]
-        for each in few[1:]:
-            number += each
-        return Q(LessThan(number, limit.most))
+        return Q(LessThan(reduce(add, few), limit.most))
 
 
-def _listed(answer: Any) -> set[str]:
-    """Return the values of a list as PostgreSQL shows it; a key has no comma and no quote in it."""
-    return {*answer[0][0].strip("{}").replace('"', "").split(",")} - {""}
+def lock_number(table: str, column: str, value: Any) -> int:
+    """Return the first lock of a key; the ``PLACES`` numbers from there are its own.
+
+    Two keys with the same number exclude each other: that costs time, and breaks no limit.
+    """
+    words = ("dcl_processor", table, column, str(value))
+    digest = blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True) & -PLACES
 
 
-def _distinct(candidates: Mapping[Any, Any]) -> list[Any]:
+def _places(candidates: Mapping[Any, Any]) -> dict[Any, int]:
+    """Return the number of each key, from 1."""
+    return {key: place for place, key in enumerate(_keys(candidates), 1)}
+
+
+def _keys(candidates: Mapping[Any, Any]) -> list[Any]:
     return [key for key in dict.fromkeys(candidates.values()) if key is not None]
 
 

@@ -1,10 +1,9 @@
-"""The columns of keys: which there are, and what they have to be."""
+"""What a definition says of keys, and what their columns have to be."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import (
     BooleanField,
@@ -13,18 +12,20 @@ from django.db.models import (
     DateTimeField,
     IntegerField,
     Model,
+    Q,
     QuerySet,
     TextField,
     UUIDField,
 )
 
-from dcl_processor.keys.claim import Claims
-from dcl_processor.keys.limits import limits_of, mark_of
+from dcl_processor.keys.claim import Claims, Limit, Mark
 from dcl_processor.keys.window import Reads
 from dcl_processor.options.model_columns import in_parents_table
 from dcl_processor.options.options import Definition
+from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import order_of
 from dcl_processor.report.exceptions import InvalidOption, InvalidPending, Unsupported
+from dcl_processor.report.values import constants_of
 
 #: Columns whose equal values have one spelling.
 KINDS = (IntegerField, UUIDField, BooleanField, DateField, CharField, TextField)
@@ -35,21 +36,33 @@ def claims_of(processor: Definition[Any], model: type[Model], using: str) -> Cla
 
     Raises ``InvalidOption`` and ``Unsupported``.
     """
-    limits = limits_of(processor)
-    if not limits:
-        return None
-    if connections[using].vendor == "mysql":
-        option = "group_by" if processor.group_by else "max_in_flight"
+    limits, column = list[Limit](), None
+    if processor.max_in_flight is not None:
+        _refuse_composite(processor, "max_in_flight", model)
+        limits.append(Limit(processor.max_in_flight, has_key=False))
+    if processor.group_by is not None:
+        column = column_of(processor, "group_by", model)
+        limits.append(Limit(processor.most_of_a_key or 1, in_order=processor.in_order))
+    if limits and connections[using].vendor == "mysql":
+        option = "group_by" if column else "max_in_flight"
         raise Unsupported(
             f"{processor.name}: expected {option} on PostgreSQL or SQLite, whose locks can be "
             f"those of keys, got {using!r}, on MariaDB or MySQL; leave {option} out."
         )
-    if processor.group_by is None:
-        _refuse_composite(processor, "max_in_flight", model)
-        column = None
-    else:
-        column = column_of(processor, "group_by", model)
-    return Claims(model, column, limits, mark_of(processor), using, processor.name)
+    if not limits:
+        return None
+    return Claims(model, column, tuple(limits), mark_of(processor), using, processor.name)
+
+
+def mark_of(processor: Definition[Any]) -> Mark | None:
+    """Return what recognises a row in flight; ``None``: the locks of its claim are still held."""
+    if processor.is_transactional:
+        return None
+    if processor.lease is not None:
+        has_lease = Q(**{f"{processor.lease.field}__isnull": False})
+        return Mark(has_lease, Q(**{f"{processor.lease.field}__lte": DatabaseNow()}))
+    is_claimed = {f"{processor.claimed_at}__isnull": False}
+    return Mark(Q(**constants_of(processor.claim or {}), **is_claimed))
 
 
 def reads_of(processor: Definition[Any], model: type[Model], using: str) -> Reads | None:
@@ -113,28 +126,3 @@ def refuse_order(processor: Definition[Any], pending: QuerySet[Any, Any]) -> Non
             f"{meta.label} itself, such as order_by('created_at'), got {wrong[0]!r}; name a "
             "column, and a relation by its column, such as 'customer_id'."
         )
-
-
-def key_value(label: str, field: Any, key: Any) -> Any:
-    """Return the value of a key that a user gives: one of the column, or the related row.
-
-    Raises ``InvalidOption``. ``None``: no key.
-    """
-    named = (
-        f"{label}: expected lock_key() to take a value of {field.model._meta.label}.{field.attname}"
-    )
-    related = field.related_model
-    if related is not None:
-        named += f", or a row of {related._meta.label}"
-    if isinstance(key, Model):
-        if related is None or not isinstance(key, related):
-            raise InvalidOption(f"{named}, got {key!r}.")
-        key = getattr(key, field.target_field.attname)
-        if key is None:
-            raise InvalidOption(
-                f"{label}: expected lock_key() to take a saved row, got one without a key."
-            )
-    try:
-        return field.to_python(key)
-    except (TypeError, ValueError, ValidationError) as error:
-        raise InvalidOption(f"{named}, got {key!r}, which cannot be one.") from error

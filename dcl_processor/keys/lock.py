@@ -7,8 +7,7 @@ from typing import Any
 from django.db import connections
 
 from dcl_processor.keys import columns
-from dcl_processor.keys.columns import key_value
-from dcl_processor.keys.limits import lock_number
+from dcl_processor.keys.claim import lock_number
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import ask
 from dcl_processor.report.exceptions import InvalidOption, OutsideTransaction
@@ -28,9 +27,12 @@ def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
             "lock ends, got none; call it in the block that inserts the rows."
         )
     field: Any = asked.model._meta.get_field(claims.column)
-    value = key_value(processor.name, field, key)
+    is_row = isinstance(key, field.related_model or ())
+    value = field.get_prep_value(getattr(key, field.target_field.attname) if is_row else key)
     if value is None:
-        return
+        raise InvalidOption(
+            f"{processor.name}: expected lock_key() to take a key, or a saved row, got {key!r}."
+        )
     if not claims.has_locks:
         lock_database(asked)
         return

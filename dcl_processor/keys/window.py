@@ -14,18 +14,13 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
-from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet, Value, Window
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet, Value
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import RowNumber
 
-from dcl_processor.keys.claim import in_order
-from dcl_processor.keys.limits import Mark
+from dcl_processor.keys.claim import Mark, in_order
 
 #: Keys of a window, and rows that it gives in all.
 KEYS, ROWS = 200, 2_000
-
-#: Of rows that are held, how many are read, and how many of their keys are named.
-MOST_READ, MOST_NAMED = 1_000, 10
 
 _WINDOW = """
 WITH RECURSIVE walk (key) AS (
@@ -65,11 +60,6 @@ class Reads:
     mark: Mark | None
     using: str
 
-    def keys_of(self, rows: QuerySet[Any]) -> list[Any]:
-        """Return the first keys of rows, as their instances have them."""
-        found = rows.order_by(self.column).values_list(self.column, flat=True)[:MOST_READ]
-        return [*dict.fromkeys(found)][:MOST_NAMED]
-
     def read(
         self, pending: QuerySet[Any], due: Q | None, after: Any, tried: Sequence[Any]
     ) -> tuple[list[Found], Any]:
@@ -78,20 +68,28 @@ class Reads:
         That is ``None`` after the last key. ``pending``: all unfinished rows in their order;
         ``due``: which of them may be tried; ``tried``: those that were, in this run.
         """
-        tries = pending.exclude(pk__in=[*tried])
-        tries = tries if due is None else tries.filter(due)
-        walk = tries.filter(**{f"{self.column}__isnull": False}).order_by(self.column)
-        walk = walk.values_list(self.column, flat=True)
-        rest = walk if after is None else walk.filter(**{f"{self.column}__gt": after})
-        shown = self._shown(pending, due, tries, tried)
+        tries = pending.exclude(pk__in=[*tried]).filter(due or Q())
+        if not self.in_order:
+            shown: QuerySet[Any] = tries.annotate(dcl_due=Value(value=True))
+        else:
+            # Race: overtaking. A row that may not be tried is shown, because it holds those behind
+            # it for as long as it is pending.
+            is_due = Q(due or Q(), ~Q(pk__in=[*tried]))
+            shown = pending.annotate(dcl_due=ExpressionWrapper(is_due, BooleanField()))
         beside = self._beside(tries, after)
         if connections[self.using].vendor == "postgresql":
-            answer, last = self._probed(walk, rest, shown, beside)
+            answer, last = self._probed(tries, shown, beside, after)
         elif after is None and not tries.exists():
             return [], None
         else:
-            answer, last = self._numbered(rest, shown, beside)
+            answer, last = self._listed(shown, beside, after)
         return [Found(pk, key, bool(due), part == _LAPSED) for part, key, due, pk in answer], last
+
+    def _behind(self, rows: QuerySet[Any], after: Any) -> QuerySet[Any]:
+        """Return the rows whose key comes behind another one; ``None``: that have a key."""
+        if after is None:
+            return rows.filter(**{f"{self.column}__isnull": False})
+        return rows.filter(**{f"{self.column}__gt": after})
 
     def _beside(self, tries: QuerySet[Any], after: Any) -> dict[int, QuerySet[Any, Any]]:
         """Return the rows that are not read by key: those to be taken over, and without a key."""
@@ -106,30 +104,19 @@ class Reads:
             ]
         return {part: rows.values_list("pk", self.column) for part, rows in found.items()}
 
-    def _shown(
-        self, pending: QuerySet[Any], due: Q | None, tries: QuerySet[Any], tried: Sequence[Any]
-    ) -> QuerySet[Any]:
-        """Return the rows to show: in order also those that may not be tried: others wait."""
-        if not self.in_order or (due is None and not tried):
-            plain: QuerySet[Any] = tries.annotate(dcl_due=Value(value=True))
-            return plain
-        # Race: overtaking. A row that has failed holds its key while it is pending, and no longer.
-        free = [*[due] * (due is not None), *[~Q(pk__in=[*tried])] * bool(tried)]
-        shown: QuerySet[Any] = pending.annotate(dcl_due=ExpressionWrapper(Q(*free), BooleanField()))
-        return shown
-
     def _probed(
         self,
-        walk: QuerySet[Any, Any],
-        rest: QuerySet[Any, Any],
+        tries: QuerySet[Any],
         shown: QuerySet[Any],
         beside: Mapping[int, QuerySet[Any, Any]],
+        after: Any,
     ) -> tuple[list[tuple[Any, ...]], Any]:
         """Probe for each key, and for its first rows; all in one statement."""
+        keys = tries.order_by(self.column).values_list(self.column, flat=True)
         rows = in_order(shown.filter(**{self.column: RawSQL("k.key", ())}))
         parts = {
-            "first": rest[:1],
-            "then": walk.filter(**{f"{self.column}__gt": RawSQL("walk.key", ())})[:1],
+            "first": self._behind(keys, after)[:1],
+            "then": self._behind(keys, RawSQL("walk.key", ()))[:1],
             "rows": rows.values_list("dcl_due", "pk"),
         }
         try:
@@ -152,19 +139,13 @@ class Reads:
         statement: tuple[str, Sequence[Any]] = rows.query.get_compiler(self.using).as_sql()
         return statement
 
-    def _numbered(
-        self,
-        rest: QuerySet[Any, Any],
-        shown: QuerySet[Any],
-        beside: Mapping[int, QuerySet[Any, Any]],
+    def _listed(
+        self, shown: QuerySet[Any], beside: Mapping[int, QuerySet[Any, Any]], after: Any
     ) -> tuple[list[tuple[Any, ...]], Any]:
-        """Give the rows of each key a number, where there is no LATERAL."""
-        keys = [*rest.distinct()[:KEYS]]
+        """Read key by key where there is no LATERAL: a key with many rows fills the window."""
         order: Any = in_order(shown).query.order_by
-        number = Window(RowNumber(), partition_by=[F(self.column)], order_by=[*order])
-        rows = shown.filter(**{f"{self.column}__in": keys}).order_by().annotate(dcl_number=number)
-        rows = rows.filter(dcl_number__lte=max(ROWS // max(len(keys), 1), 1))
-        keyed = rows.order_by(self.column, "dcl_number").values_list(self.column, "dcl_due", "pk")
+        rows = self._behind(shown, after).order_by(self.column, *order)
+        keyed = [*rows.values_list(self.column, "dcl_due", "pk")[:ROWS]]
         found = [(part, key, True, pk) for part, each in beside.items() for pk, key in each]
         found += [(_KEYED, *row) for row in keyed]
-        return found, keys[-1] if len(keys) == KEYS else None
+        return found, keyed[-1][0] if len(keyed) == ROWS else None

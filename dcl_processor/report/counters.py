@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,8 +36,6 @@ class Counters:
         self._processor, self._name, self._observers = processor, processor.name, observers
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
-        #: The first keys of rows that others of their key have held.
-        self.held_keys: Sequence[Any] = ()
         self.passes = self.handled = self.in_a_row = self.refusals = 0
         self.started = time.monotonic()
         self.succeeded = self.is_to_move = self.has_moved = False
@@ -131,7 +128,6 @@ class Counters:
             stopped=stopped,
             error=error,
             failures=tuple(self.failures),
-            held_keys=tuple(self.held_keys),
         )
 
 

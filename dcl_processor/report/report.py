@@ -13,9 +13,6 @@ from dcl_processor.report.exceptions import RowsFailed
 #: a gate, such as "paused".
 Stopped = str
 
-#: Keys that one line names, and characters of each.
-_KEYS, _LONGEST_KEY = 3, 40
-
 #: The outcomes of rows that a handler was called for, as ``row_finished`` has them; and all counts.
 TRIED = ("processed", "failed", "discarded", "snoozed")
 COUNTS = (*TRIED, "skipped", "stale", "lease_lost", "held")
@@ -89,7 +86,7 @@ class Report:
 
     ``held``: with ``group_by``, rows that may be tried and were not, because another row of their
     key comes first or is in flight: it failed, waits, is locked, leased or in doubt. Counted at the
-    end, up to 10,000. ``held_keys``: the first 10 of their keys.
+    end, up to 10,000.
 
     ``error``: why the handler's resource could not be opened. No row caused it, and none failed.
     """
@@ -110,7 +107,6 @@ class Report:
     stopped: Stopped = "drained"
     error: BaseException | None = None
     failures: Sequence[Failure] = field(default=(), repr=False)
-    held_keys: Sequence[Any] = ()
 
     @property
     def ok(self) -> bool:
@@ -144,9 +140,6 @@ class Report:
             "stopped": self.stopped,
             "error": None if self.error is None else shown(represent(self.error)),
             "ok": self.ok,
-            "held_keys": [
-                key if isinstance(key, int | str) else str(key) for key in self.held_keys
-            ],
             "failures": [failure.as_dict() for failure in self.failures],
         }
 
@@ -162,19 +155,8 @@ class Report:
             if name != "stale" and (n := getattr(self, name))
         ]
         nothing = "all rows done by other workers" if self.stale else "nothing pending"
-        did = f"{', '.join(counts)}{self._keys}" or (
-            nothing if self.stopped == "drained" else "no row tried"
-        )
+        did = ", ".join(counts) or (nothing if self.stopped == "drained" else "no row tried")
         return f"{self.name}: {did} in {self.duration:.2f} s{self._end}"
-
-    @property
-    def _keys(self) -> str:
-        """Return the first keys of the held rows, which are the last count of the line."""
-        keys = [shown(str(key), _LONGEST_KEY) for key in self.held_keys[:_KEYS]]
-        if not self.held or not keys:
-            return ""
-        more = ["…"] if len(self.held_keys) > _KEYS else []
-        return f" (key{'s' if len(self.held_keys) > 1 else ''} {', '.join(keys + more)})"
 
     @property
     def _end(self) -> str:

@@ -25,10 +25,8 @@ from . import routes, table
 from .ordeal import Ordeal, Plan, Stage, undergo
 
 FULL = Plan(rows=20_000, work=0.015, chaos=80, pause=1.2, calm=50)
-#: With keys a row has more statements. A longer handler is hit by as many blows as without keys.
-KEYS = replace(FULL, rows=3_000, work=0.1)
-#: The plans of the models that have one of their own.
-PLANS = {"keys": KEYS, "two-per-key": KEYS}
+#: One key has most of the rows, and they are handled one after another.
+KEYS = replace(FULL, work=0.005, calm=300)
 CUT = Plan(rows=250, low=150, work=0.04, chaos=5, pause=0.4, calm=90)
 
 #: Faults that are printed in full.
@@ -44,7 +42,7 @@ def main() -> int:
     # In the cut all processors undergo the same chaos; else each one has the workers for itself.
     rounds = [names] if options.cut else [[name] for name in names]
     plans = [
-        replace(CUT if options.cut else PLANS.get(table.model_of(name), FULL), **given)
+        replace(CUT if options.cut else KEYS if table.PROCESSORS[name].most else FULL, **given)
         for name, *_ in rounds
     ]
     print(f"Chaos with seed {seed}", flush=True)

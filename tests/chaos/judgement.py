@@ -27,12 +27,13 @@ NEVER = float("inf")
 class Terms:
     """What a processor promises.
 
-    ``most``: rows of one key that are handled at once, 0: any number.
+    ``most``: rows of one key that are handled at once, 0: any number; without keys, of all rows.
     """
 
     delivery: str
     most: int = 0
     in_order: bool = False
+    has_keys: bool = False
 
 
 @dataclass(frozen=True)

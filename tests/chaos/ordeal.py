@@ -69,7 +69,9 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
         with person.at_hand(names, lines):
-            all_copies = len(ROUTES) * plan.copies
+            # Of a key with most of the rows no more workers may have one.
+            copies = len(ROUTES) * plan.copies
+            all_copies = max(table.PROCESSORS[name].most or copies for name in names)
             keep = partial(_mend, stage, names, plan, watchers)
             _wait_for_all(lines, all_copies, since=0.0, keep=keep)
             stage.say("the chaos")

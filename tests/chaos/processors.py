@@ -57,18 +57,26 @@ DELIVERIES: dict[str, dict[str, Any]] = {
 }
 
 
-def _processor(name: str, terms: Terms) -> BatchProcessor[Any]:
-    options = DELIVERIES[terms.delivery]
-    if terms.most:
-        options = TRACED if terms.delivery == "at_most_once" else options
-        mode = {"in_order": True} if terms.in_order else {"max_per_group": terms.most}
-        options = {**options, "group_by": "result", **mode}
+def _options(terms: Terms) -> dict[str, Any]:
+    if terms.most and terms.delivery == "at_most_once":
+        options = TRACED
+    else:
+        options = DELIVERIES[terms.delivery]
+    if not terms.has_keys:
+        return {**options, "max_in_flight": terms.most or None}
+    if not terms.most:
+        return {**options, "fair_by": "result"}
+    most = None if terms.in_order else terms.most
+    return {**options, "group_by": "result", "in_order": terms.in_order, "max_per_group": most}
 
+
+def _processor(name: str, terms: Terms) -> BatchProcessor[Any]:
     def handler(row: Any) -> None:
         handle(PLACES[name], row.pk, in_database=terms.delivery == "transactional")
 
     # Any number of rows may wait.
-    return batch_processor(name=f"chaos.{name}", pending=pending(name), **options)(handler)
+    named = {"name": f"chaos.{name}", **_options(terms)}
+    return batch_processor(pending=pending(name), **named)(handler)
 
 
 # Names of the module, as the command finds them.

@@ -25,7 +25,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Errand, Sample, Tag
+from tests.models import Depot, Errand, Tag
 from tests.waiting import Barrier, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,7 +39,6 @@ def test_no_sibling_of_a_row_at_work_is_handled(delivery: str, make: Make) -> No
         report, handled = run_beside(make, delivery)
         assert handled == [other.pk]
         assert_run(report, processed=1, held=1 if delivery != "transactional" else 2)
-        assert report.held_keys == (1,)
     assert not Errand.objects.get(pk=two.pk).done
 
 
@@ -64,7 +63,6 @@ def test_a_row_that_is_moved_to_another_key_while_in_flight_counts_in_the_new_on
         report, handled = run_beside(grouped, delivery)
         assert handled == [sibling.pk]
         assert_run(report, processed=1, held=1)
-        assert report.held_keys == (2,)
     _, handled = run_beside(grouped, delivery)
     assert handled == [new.pk]
 
@@ -120,16 +118,17 @@ def test_a_row_that_was_done_since_it_was_read_does_not_hold_its_key(
     delivery: str, make: Make
 ) -> None:
     """This worker had the lock of the key: another one that missed it may have ended meanwhile."""
-    rows = rows_of(1, 1, 1, 2, 2)  # the longest key comes first
+    one, two, *_ = rows = rows_of(1, 2, 1, 2)
 
     def handler(row: Errand) -> None:
+        if not handled:
+            other = two if row.place == 1 else one
+            elsewhere(lambda: Errand.objects.filter(pk=other.pk).update(done=True))
         handled.append(row.pk)
-        elsewhere(lambda: Errand.objects.filter(pk=rows[3].pk).update(done=True))
 
     handled: list[int] = []
-    report = make(delivery, handler)(wait_for_locked=0)
-    assert_run(report, processed=4, stale=1)
-    assert sorted(handled) == [row.pk for row in rows if row.pk != rows[3].pk]
+    assert_run(make(delivery, handler)(wait_for_locked=0), processed=3, stale=1)
+    assert {*handled} < {row.pk for row in rows}
 
 
 # --- the lock of a key for producers: what they insert under it is in order with the work
@@ -253,21 +252,18 @@ def by(column: str | None, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "key", "words"),
+    ("make", "key", "error", "words"),
     [
-        (lambda: by(None), 1, "expected group_by=… for lock_key"),
-        (lambda: by("nothing"), 1, "group_by='nothing' to name a column"),
-        (by_depot, "north", r"of tests\.Parcel\.depot_id, or a row of tests\.Depot, got 'north'"),
-        (by_depot, Tag(pk=1), "or a row of tests.Depot, got <Tag"),
-        (by_depot, Depot(), "a saved row, got one without a key"),
-        (lambda: by("place"), Errand(pk=1), r"a value of tests\.Errand\.place"),
-        (
-            lambda: by("day", pending=Sample.objects.all()),
-            "never",
-            r"of tests\.Sample\.day, got 'never', which cannot be one",
-        ),
+        (lambda: by(None), 1, InvalidOption, "expected group_by=… for lock_key"),
+        (lambda: by("nothing"), 1, InvalidOption, "group_by='nothing' to name a column"),
+        (by_depot, Depot(), InvalidOption, "to take a key, or a saved row, got <Depot"),
+        (by_depot, None, InvalidOption, "to take a key, or a saved row, got None"),
+        (by_depot, "north", ValueError, "expected a number but got 'north'"),
+        (by_depot, Tag(pk=1), TypeError, "expected a number but got <Tag"),
     ],
 )
-def test_keys_that_their_column_cannot_have_are_refused(make: Any, key: Any, words: str) -> None:
-    with transaction.atomic(), pytest.raises(InvalidOption, match=words):
+def test_keys_that_their_column_cannot_have_are_refused(
+    make: Any, key: Any, error: type[Exception], words: str
+) -> None:
+    with transaction.atomic(), pytest.raises(error, match=words):
         make().lock_key(key)

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 MANY = 260
 #: Keys that are read first, and that cannot be handled.
 BLOCKED = 220
+#: Rows of a window; where the database has no LATERAL, windows go key by key.
+ROWS = 2_000
 
 each = pytest.mark.parametrize("delivery", MAKERS)
 each_mode = pytest.mark.parametrize(
@@ -113,12 +115,46 @@ if HAS_ROW_LOCKS:
             assert_run(run(concurrency=2), processed=3)
             assert Parcel.objects.filter(sent=True, leased_until=None).count() == 3
 
+    @pytest.mark.parametrize("option", ["group_by", "fair_by"])
+    def test_a_key_with_most_of_the_rows_holds_up_the_others_for_one_window_at_most(
+        option: str,
+    ) -> None:
+        few = [*range(2, 9)] * 10
+        rows_of(*[1] * (ROWS + 100), *few)
+        keys = {"group_by": None, option: "place"}
+        report = grouped("transactional", the.ignore, batch_size=100, **keys)(limit=ROWS)
+        assert_run(report, processed=ROWS, stopped="limit")
+        assert not Errand.objects.filter(done=False, place__gt=1).exists()
 
-def test_a_key_waits_for_one_window_of_each_key_before_it() -> None:
-    """A window has 2,000 rows: ten of each of its 200 keys, although these have more."""
-    before = [place for place in range(200) for _ in range(12)]
-    rows_of(*before, *range(200, MANY))
-    report = grouped("transactional", the.ignore, batch_size=100)(limit=2_000 + MANY - 200)
-    assert_run(report, processed=2_000 + MANY - 200, stopped="limit")
-    assert not Errand.objects.filter(done=False, place__gte=200).exists()
-    assert Errand.objects.filter(done=False).count() == 2 * 200
+    def test_a_key_waits_for_one_window_of_each_key_before_it() -> None:
+        """A window has 2,000 rows: ten of each of its 200 keys, although these have more."""
+        before = [place for place in range(200) for _ in range(12)]
+        rows_of(*before, *range(200, MANY))
+        report = grouped("transactional", the.ignore, batch_size=100)(limit=2_000 + MANY - 200)
+        assert_run(report, processed=2_000 + MANY - 200, stopped="limit")
+        assert not Errand.objects.filter(done=False, place__gte=200).exists()
+        assert Errand.objects.filter(done=False).count() == 2 * 200
+
+
+@pytest.mark.parametrize("option", ["group_by", "fair_by"])
+def test_a_run_that_is_cut_short_starts_a_row_of_each_key_before_the_next_of_a_long_one(
+    option: str,
+) -> None:
+    rows_of(*[1] * 100, *range(2, 10))
+    keys = {"group_by": None, option: "place"}
+    report = grouped("transactional", the.ignore, **keys)(limit=9)
+    assert_run(report, processed=9, stopped="limit")
+    assert {*Errand.objects.filter(done=True).values_list("place", flat=True)} == {*range(1, 10)}
+
+
+def test_runs_that_are_cut_short_come_to_the_highest_keys() -> None:
+    """Although the lowest ones get new rows all the time, more than a run handles."""
+    rows_of(*range(MANY))
+    run = grouped("transactional", the.ignore, batch_size=100)
+    highest = Errand.objects.filter(place=MANY - 1, done=True)
+    for _ in range(30):
+        run(limit=200)
+        if highest.exists():
+            return
+        Errand.objects.filter(place__lt=200).update(done=False)
+    pytest.fail("30 runs have left out the highest key")

@@ -67,18 +67,6 @@ def test_held_rows_that_match_several_times_are_counted_once() -> None:
     assert_run(report, failed=1, held=2)
 
 
-def test_only_keys_with_held_rows_are_named() -> None:
-    rows = rows_of(1, 1, 2, 2)
-
-    def finish_one_and_fail(_: Errand) -> None:
-        elsewhere(lambda: Errand.objects.filter(pk=rows[1].pk).update(done=True))
-        raise ValueError
-
-    report = in_order("at_least_once", finish_one_and_fail)()
-    assert_run(report, failed=2, held=1)
-    assert report.held_keys == (2,)
-
-
 @each_at_work
 @pytest.mark.parametrize("make", [grouped, in_order])
 def test_a_row_that_another_session_finished_is_stale(delivery: str, make: Make) -> None:
@@ -105,7 +93,6 @@ if HAS_ROW_LOCKS:
         with part_locked(Errand, one.pk):
             report, _ = run_beside(make, delivery)
         assert_run(report, processed=processed, skipped=1, held=1 - processed)
-        assert report.held_keys == (() if processed else (1,))
 
 
 def test_rows_of_a_batch_that_was_rolled_back_are_counted_once() -> None:

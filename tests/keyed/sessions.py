@@ -14,8 +14,7 @@ import psycopg
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from dcl_processor.keys.claim import Claims
-from dcl_processor.keys.limits import Limit, Mark
+from dcl_processor.keys.claim import Claims, Limit, Mark
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.sql.compiled import Statement
 from tests.models import Call
