@@ -291,6 +291,8 @@ class Loop:
             self._thread.join()
             executor = SyncToAsync.context_to_thread_executor.pop(self._sensitive, None)
             if executor is not None:
+                # Behind a call of a cancelled handler, which may connect only now.
+                executor.submit(connections.close_all)
                 executor.shutdown()
 
     async def _cancel(self) -> None:
@@ -299,8 +301,6 @@ class Loop:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._uses_database:
-            await sync_to_async(connections.close_all)()
 
 
 Executor = Inline | Threads | Loop

@@ -21,7 +21,7 @@ from tests.contract.support.messages import SENDS_SEVERAL
 # What it shows happens between a statement's snapshot and its lock.
 collect_ignore = [] if HAS_GATE else ["test_shapes_wanted.py"]
 if not SENDS_SEVERAL:
-    collect_ignore += ["test_one_message.py", "test_settle_later.py"]
+    collect_ignore += ["test_interrupted_lines.py", "test_one_message.py", "test_settle_later.py"]
 if connection.vendor == "mysql":
     collect_ignore += [
         "test_groups.py",
@@ -38,7 +38,7 @@ if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:
     # No lock there ends with a session, and all other writers wait for a handler.
-    collect_ignore += ["test_caught_errors.py"]
+    collect_ignore += ["test_caught_errors.py", "test_settle_locked.py"]
 if connection.vendor == "sqlite":
     collect_ignore += ["test_letters.py"]  # its texts have all letters
 
