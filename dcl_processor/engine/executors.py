@@ -277,7 +277,7 @@ class Loop:
 
     def close(self) -> None:
         """Cancel what is still under way, and end the thread."""
-        if self._thread.ident is None:
+        if not self._thread.is_alive():  # it was not needed, or has ended
             self._loop.close()
             return
         connection_created.disconnect(dispatch_uid=id(self))

@@ -166,11 +166,12 @@ class Run(Context):
                 else:
                     break
             self.source.finish()
+            self._close(is_interrupted=False)
         except BaseException as error:
+            # Also what interrupts the end of a run, which would leave threads and their sessions.
             is_interrupted = not isinstance(error, Exception) or ends_the_run(error)
             self._close(is_interrupted=is_interrupted)
             raise
-        self._close(is_interrupted=False)
 
     def _attempt(self, batch: Any) -> None:
         """Deliver a batch; an error is the failure of one of its rows."""
