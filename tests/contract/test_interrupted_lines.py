@@ -62,10 +62,6 @@ def interrupted(run: Callable[[], Any], at: int) -> bool:
     return interrupt.left <= 0
 
 
-async def on_a_loop(row: Errand) -> None:
-    await Errand.objects.filter(pk=row.pk).aupdate(place=F("place") + 100)
-
-
 def here(row: Errand) -> None:
     Errand.objects.filter(pk=row.pk).update(place=F("place") + 100)
 
@@ -75,8 +71,6 @@ WAYS: dict[str, Callable[[], Any]] = {
     "transactional, in batches": lambda: the.transactional(here, batch_size=3),
     "at most once": lambda: the.at_most_once(here, batch_size=2),
     "at least once": lambda: the.at_least_once(here, batch_size=2),
-    "threads": lambda: the.at_least_once(here, concurrency=2),
-    "event loop": lambda: the.at_least_once(on_a_loop, concurrency=2),
 }
 
 
