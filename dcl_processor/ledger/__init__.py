@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.ledger.switch import is_on, record
 
 if TYPE_CHECKING:
+    from dcl_processor.ledger.control import pause, resume
     from dcl_processor.ledger.models import ALL, Record, alias
-    from dcl_processor.ledger.pausing import pause, resume
     from dcl_processor.ledger.records import history, prune
     from dcl_processor.ledger.standing import Pause, State, state, states
 
@@ -23,7 +23,7 @@ __all__ += ["record", "resume", "state", "states"]
 
 _PUBLIC = {
     "models": ["ALL", "Record", "alias"],
-    "pausing": ["pause", "resume"],
+    "control": ["pause", "resume"],
     "records": ["history", "prune"],
     "standing": ["Pause", "State", "state", "states"],
 }

@@ -6,29 +6,23 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.db import IntegrityError, connections, models, router, transaction
+from django.db import models, router
 from django.db.models import QuerySet
 
-from dcl_processor.operator.time_limit import time_limit
 from dcl_processor.operator.times import utc
 from dcl_processor.options.options import Definition
-from dcl_processor.report.exceptions import InvalidOption
 from dcl_processor.report.values import expect_type
 
 #: Characters: of a processor's name, of who did it, of why a run ended, and of a text.
 NAME, PERSON, REASON, TEXT = 255, 150, 100, 500
 
-#: Seconds that a statement of an operator, and of a run, waits for a lock of another session.
-LOCK_WAIT, RUN_WAIT = 10.0, 1.0
-
 
 class Control(models.Model):
-    """The pause of a processor, and the tokens of its rate.
+    """The pause of a processor, and how far its rate is used up.
 
     The row whose ``processor`` is empty is for all processors, and has a pause only.
     """
@@ -38,9 +32,8 @@ class Control(models.Model):
     paused_until = models.DateTimeField(null=True)
     paused_by = models.CharField(max_length=PERSON, default="")
     reason = models.CharField(max_length=TEXT, default="")
-    #: A window of time, and the rows that were allowed to start in it.
-    window = models.BigIntegerField(default=0)
-    used = models.BigIntegerField(default=0)
+    #: By when all rows that its rate let start were due.
+    free_at = models.DateTimeField(null=True)
 
     class Meta:
         verbose_name = "control"
@@ -117,11 +110,6 @@ def name_of(processor: Subject) -> str:
     """Return the name; ``""``: all processors."""
     name = processor.name if isinstance(processor, Definition) else processor
     expect_type("expected a processor", name, str, "a processor, its name, or ALL")
-    if len(name) > NAME:
-        raise InvalidOption(
-            f"expected a processor's name of at most {NAME} characters for the ledger, got "
-            f"{len(name)}; set a shorter name=…."
-        )
     return name
 
 
@@ -139,30 +127,3 @@ def controls() -> QuerySet[Control]:
 def records() -> QuerySet[Record]:
     """Return the records."""
     return Record.objects.using(alias())
-
-
-@contextmanager
-def waiting(seconds: float) -> Iterator[None]:
-    """Open a transaction, whose statements wait so long for locks of other sessions.
-
-    In a transaction of the caller, which keeps its own limit, a savepoint. SQLite has no
-    transaction here, in which a read before a write would let the write fail, and waits as long as
-    its option ``timeout`` says.
-    """
-    using = alias()
-    connection = connections[using]
-    if connection.in_atomic_block:
-        with transaction.atomic(using=using):
-            yield
-    elif not connection.features.has_select_for_update:
-        yield
-    else:
-        with transaction.atomic(using=using), time_limit(using, seconds):
-            yield
-
-
-def ensure(name: str, seconds: float = LOCK_WAIT) -> None:
-    """Make the row of a processor, if there is none."""
-    # Another worker, or an operator, may make it at the same time, and an older snapshot lack it.
-    with suppress(IntegrityError), waiting(seconds):
-        controls().get_or_create(processor=name)

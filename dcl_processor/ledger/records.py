@@ -6,16 +6,7 @@ from datetime import timedelta
 
 from django.conf import settings
 
-from dcl_processor.ledger.models import (
-    LOCK_WAIT,
-    PERSON,
-    TEXT,
-    Record,
-    Subject,
-    name_of,
-    records,
-    waiting,
-)
+from dcl_processor.ledger.models import PERSON, TEXT, Record, Subject, name_of, records
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.report.errors import shown
@@ -27,17 +18,13 @@ RUN = "run"
 #: For how long a record is kept, unless the settings say otherwise.
 KEEP = timedelta(days=14)
 
-#: Records that are deleted by one statement, and by one call.
-CHUNK, MOST_PRUNED = 1_000, 20_000
-
 
 def add(processor: Subject, action: str, *, by: str, rows: int = 0, **texts: str) -> None:
     """Add what an operator has done; ``texts``: masked, and in one line."""
     kept = {column: shown(text, TEXT) for column, text in texts.items()}
     kept |= {"processor": name_of(processor), "by": shown(by or this_user(), PERSON)}
     now = DatabaseNow()
-    with waiting(LOCK_WAIT):
-        records().create(action=action, at=now, seen_at=now, rows=rows, **kept)
+    records().create(action=action, at=now, seen_at=now, rows=rows, **kept)
 
 
 def history(processor: Subject | None = None, *, limit: int = 50) -> list[Record]:
@@ -55,19 +42,12 @@ def prune(older_than: timedelta | float | None = None) -> int:
     """Delete the records that were written last longer ago; return how many.
 
     ``older_than``: seconds (or a ``timedelta``); default: the setting
-    ``DCL_PROCESSOR_LEDGER_KEEP``, or 14 days; with ``None`` as the setting nothing is deleted. In
-    chunks, up to 20,000: call it again for more. Runs call it now and then.
+    ``DCL_PROCESSOR_LEDGER_KEEP``, or 14 days; with ``None`` as the setting nothing is deleted. Runs
+    call it now and then.
     """
-    keep = older_than
-    if keep is None:
-        keep = getattr(settings, "DCL_PROCESSOR_LEDGER_KEEP", KEEP)
+    setting = getattr(settings, "DCL_PROCESSOR_LEDGER_KEEP", KEEP)
+    keep = setting if older_than is None else older_than
     if keep is None:
         return 0
     expect_seconds("expected DCL_PROCESSOR_LEDGER_KEEP", keep, most=TEN_YEARS)
-    old = records().filter(seen_at__lt=Later(-as_timedelta(keep))).order_by("seen_at")
-    deleted = 0
-    while deleted < MOST_PRUNED and (keys := list(old.values_list("pk", flat=True)[:CHUNK])):
-        with waiting(LOCK_WAIT):
-            records().filter(pk__in=keys).delete()
-        deleted += len(keys)
-    return deleted
+    return records().filter(seen_at__lt=Later(-as_timedelta(keep))).delete()[0]

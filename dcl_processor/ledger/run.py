@@ -5,6 +5,7 @@ All is asked and written on the run's own connection, by its thread, between its
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -12,26 +13,27 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from dcl_processor.ledger.models import REASON, RUN_WAIT, TEXT, alias, records, waiting
-from dcl_processor.ledger.pausing import is_paused
+from dcl_processor.ledger.control import is_paused, take
+from dcl_processor.ledger.models import REASON, TEXT, records
 from dcl_processor.ledger.records import RUN, prune
 from dcl_processor.ledger.switch import quietly
-from dcl_processor.ledger.tokens import Tokens
 from dcl_processor.operator.diagnosis import describe
 from dcl_processor.options.worker import worker_name
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.report.observer import EndRun, RunEvent
 from dcl_processor.report.outcomes import Outcome
-from dcl_processor.report.report import COUNTS, TRIED, Report
-from dcl_processor.sql.errors import reconnected
+from dcl_processor.report.report import COUNTS, TRIED
 
 #: Seconds between two looks whether a processor is paused, and between two writes of a run.
 LOOK_EVERY, WRITE_EVERY = 1.0, 10.0
 
+#: Seconds for which a run waits until the rate lets a row start; then it ends.
+PATIENCE = 10.0
+
 #: Seconds after the last run in which the next one goes on with its record, and for how long.
 #: A watch makes many small runs.
-GO_ON_WITHIN, GO_ON_FOR = 60.0, 3600.0
+GO_ON_WITHIN, GO_ON_FOR = 60.0, 600.0
 
 #: Each record whose key this divides deletes old ones at its end.
 PRUNE_EACH = 100
@@ -39,14 +41,16 @@ PRUNE_EACH = 100
 
 @dataclass(slots=True)
 class _Open:
-    """A record, and what this process knows of it."""
+    """A record of runs, and what this process knows of it; times are by its clock."""
 
     by: str = field(default_factory=worker_name)
     began: float = field(default_factory=time.monotonic)
-    ended: float = 0.0
+    ended: float = field(default_factory=time.monotonic)
     pk: int | None = None
     counts: Counter[str] = field(default_factory=Counter)
     error: str = ""
+    #: Whether its end is still to be written.
+    is_open: bool = False
 
     @property
     def goes_on(self) -> bool:
@@ -55,9 +59,24 @@ class _Open:
         is_young = now - self.ended < GO_ON_WITHIN and now - self.began < GO_ON_FOR
         return is_young and self.by == worker_name()
 
-    @property
-    def tried(self) -> int:
-        return sum(self.counts[name] for name in TRIED)
+    def write(self, name: str, more: int = 0, stopped: str = "") -> None:
+        """Write what is known; ``more``: rows that no report has counted."""
+        self.is_open = not stopped
+        values: dict[str, Any] = {
+            "seen_at": DatabaseNow(),
+            "rows": sum(self.counts[each] for each in TRIED) + more,
+            "counts": {each: number for each, number in self.counts.items() if number},
+            "stopped": stopped[:REASON],
+            "error": self.error,
+        }
+        # New, or deleted meanwhile.
+        pk = self.pk
+        if pk is None or not records().filter(pk=pk).update(**values):
+            began = Later(timedelta(seconds=self.began - time.monotonic()))
+            own = {"processor": name, "action": RUN, "by": self.by, "at": began}
+            pk = self.pk = records().create(**own, **values).pk
+        if stopped and pk % PRUNE_EACH == 0:
+            prune()
 
 
 class _Last(threading.local):
@@ -73,12 +92,6 @@ _last = _Last()
 _paused: dict[str, bool] = {}
 
 
-def _open(name: str) -> _Open:
-    """Return the record of the last run, if that goes on, or a new one."""
-    last = _last.of.get(name)
-    return last if last is not None and last.goes_on else _Open()
-
-
 class LedgerOfRun:
     """The observer and gate of one run."""
 
@@ -86,73 +99,53 @@ class LedgerOfRun:
 
     def __init__(self, processor: Any) -> None:
         self._name: str = processor.name
-        rate = processor.rate
-        self._tokens = None if rate is None else Tokens(self._name, rate)
-        self._looked_at = self._written_at = -1.0
+        self._rate: float | None = processor.rate
+        self._looked_at, self._waits_since = -math.inf, math.inf
+        self._written_at = time.monotonic()
         self._rows = 0
-        self._record: _Open | None = None
+        last = _last.of.get(self._name)
+        self._record = last if last and last.goes_on else _Open()
 
     def may_start(self, n: int) -> int:
         """Return how many rows may start: none while the processor is paused."""
         now = time.monotonic()
-        if self._looked_at < 0 or now - self._looked_at >= LOOK_EVERY:
+        if now - self._looked_at >= LOOK_EVERY:
             self._looked_at = now
-            quietly(self._look, None)
-        if _paused.get(self._name):  # without an answer, the last one holds
+            was_paused = _paused.get(self._name, False)
+            _paused[self._name] = quietly(lambda: is_paused(self._name), was_paused)
+        if _paused[self._name]:
             raise EndRun("paused")
-        if self._tokens is not None:
-            n = self._tokens.take(n)
-        if n and (self._record is None or now - self._written_at >= WRITE_EVERY):
+        # A process that is killed has left a trace.
+        if self._record.pk is None or now - self._written_at >= WRITE_EVERY:
             self._written_at = now
-            self._note()
-        return n
+            quietly(lambda: self._record.write(self._name, self._rows), None)
+        return n if self._rate is None else self._take(n, self._rate)
 
-    def _look(self) -> None:
-        with waiting(RUN_WAIT):
-            _paused[self._name] = is_paused(self._name)
+    def _take(self, n: int, rate: float) -> int:
+        now = time.monotonic()
+        # Without an answer no row starts.
+        if taken := quietly(lambda: take(self._name, rate, n), 0):
+            self._waits_since = math.inf
+            return taken
+        self._waits_since = min(self._waits_since, now)
+        if now - self._waits_since > PATIENCE:
+            raise EndRun("throttled")
+        return 0
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         self._rows += len(outcomes)
 
     def run(self, event: RunEvent) -> None:
-        if event.kind == "ended" and event.report is not None:
-            if event.error is not None:
-                reconnected(alias())  # the connection's loss may have ended the run
-            self._end(event.report, event.error)
-
-    def _note(self) -> None:
-        """Record that the run is at work, so that one that is killed has left a trace."""
-        record = self._record = self._record or _open(self._name)
-        tried = record.tried + self._rows
-        quietly(lambda: _write(self._name, record, rows=tried, stopped=""), None)
-
-    def _end(self, report: Report, error: BaseException | None) -> None:
-        """Record the end of the run, unless it has found no row, and nothing was wrong."""
-        first = report.failures[0].error if report.failures else None
-        cause = error or report.error or first
-        if self._record is None and cause is None:
+        """Record the end of the run, unless it has tried no row, and nothing was wrong."""
+        report = event.report
+        if report is None:
             return
-        record = self._record or _open(self._name)
-        record.counts.update({n: getattr(report, n) for n in (*COUNTS, "to_retry")})
+        first = report.failures[0].error if report.failures else None
+        cause = event.error or report.error or first
+        if not (self._rows or cause or self._record.is_open):
+            return
+        record = _last.of[self._name] = self._record
+        record.counts.update({each: getattr(report, each) for each in (*COUNTS, "to_retry")})
         record.error = describe(cause)[:TEXT] if cause is not None else record.error
         record.ended = time.monotonic()
-        _last.of[self._name] = record
-        quietly(lambda: _write_end(self._name, record, report.stopped), None)
-
-
-def _write(name: str, record: _Open, **values: Any) -> None:
-    values["seen_at"] = DatabaseNow()
-    with waiting(RUN_WAIT):
-        # New, or emptied by a person, or by the retention.
-        if record.pk is None or not records().filter(pk=record.pk).update(**values):
-            began = Later(timedelta(seconds=record.began - time.monotonic()))
-            own = {"processor": name, "action": RUN, "by": record.by, "at": began}
-            record.pk = records().create(**own, **values).pk
-
-
-def _write_end(name: str, record: _Open, stopped: str) -> None:
-    counts = {name: number for name, number in record.counts.items() if number}
-    texts = {"stopped": stopped[:REASON], "error": record.error}
-    _write(name, record, rows=record.tried, counts=counts, **texts)
-    if record.pk is not None and record.pk % PRUNE_EACH == 0:
-        prune()
+        quietly(lambda: record.write(self._name, stopped=report.stopped), None)

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Max
+from django.db.models import Max, Min, Q, Sum
 
+from dcl_processor.ledger.control import PAUSED
 from dcl_processor.ledger.models import ALL, Subject, controls, name_of, plain, records
-from dcl_processor.ledger.pausing import PAUSED
 from dcl_processor.ledger.records import RUN
 from dcl_processor.operator.times import utc, utc_text
 from dcl_processor.pending.clock import DatabaseNow, Later
 
-#: Seconds whose runs the rate is computed from, and the fewest that it is computed for.
-LATELY, LEAST = 600.0, 1.0
+#: The runs that the rate is computed from, and the fewest seconds that it is computed for.
+LATELY, LEAST = timedelta(minutes=10), 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Pause:
 class State:
     """What the ledger has of one processor now; times are in UTC.
 
-    ``rate``: rows that all machines together tried in a second, of the last ten minutes, or since
-    the first run in these; ``None``: none. ``last_run``: when a run was seen last.
+    ``rate``: rows a second that all machines together tried, in the runs that were seen in the last
+    ten minutes; ``None``: none. ``last_run``: when a run was seen last.
     """
 
     name: str
@@ -70,16 +70,22 @@ def state(processor: Subject) -> State:
 
 
 def states(processors: Iterable[Subject]) -> list[State]:
-    """Return the states of several processors, in this order; three queries for all of them."""
+    """Return the states of several processors, in this order; two queries for all of them."""
     names = [name_of(each) for each in processors]
     paused = controls().filter(PAUSED, processor__in=[ALL, *names]).annotate(clock=DatabaseNow())
     pauses = {row.processor: _pause(row) for row in paused}
-    runs = records().filter(processor__in=names, action=RUN)
-    last = dict(runs.order_by().values_list("processor").annotate(Max("seen_at")))
-    rates = _rates(runs)
+    late = Q(seen_at__gt=Later(-LATELY), rows__gt=0)
+    runs = records().filter(processor__in=names, action=RUN).order_by().values("processor")
+    seen = runs.annotate(
+        last=Max("seen_at"),
+        began=Min("at", filter=late),
+        ended=Max("seen_at", filter=late),
+        tried=Sum("rows", filter=late),
+    )
+    found = {each["processor"]: each for each in seen}
     return [
         # The pause of all processors is named first, because it has to be ended first.
-        State(name, pauses.get(ALL) or pauses.get(name), rates.get(name), utc(last.get(name)))
+        State(name, pauses.get(ALL) or pauses.get(name), *_pace(found.get(name)))
         for name in names
     ]
 
@@ -95,17 +101,11 @@ def _pause(row: Any) -> Pause:
     )
 
 
-def _rates(runs: Any) -> dict[str, float]:
-    """Return the rows a second of each processor; of a longer run the part that is lately."""
-    lately = runs.filter(seen_at__gt=Later(timedelta(seconds=-LATELY)), rows__gt=0)
-    rows: dict[str, float] = {}
-    spans: dict[str, float] = {}
-    columns = ("processor", "at", "seen_at", "rows", "clock")
-    for name, at, seen_at, number, clock in lately.annotate(clock=DatabaseNow()).values_list(
-        *columns
-    ):
-        began, ended = ((clock - each).total_seconds() for each in (at, seen_at))
-        part = (min(began, LATELY) - ended) / (began - ended) if began > LATELY else 1.0
-        rows[name] = rows.get(name, 0.0) + number * part
-        spans[name] = max(spans.get(name, LEAST), min(began, LATELY))
-    return {name: number / spans[name] for name, number in rows.items()}
+def _pace(seen: Any) -> tuple[float | None, datetime | None]:
+    """Return the rows a second, and when a run was seen last."""
+    if seen is None:
+        return None, None
+    if seen["tried"] is None:
+        return None, utc(seen["last"])
+    span = (seen["ended"] - seen["began"]).total_seconds()
+    return seen["tried"] / max(span, LEAST), utc(seen["last"])

@@ -54,8 +54,7 @@ class _Silence:
 
 def quietly(ask: Callable[[], T], otherwise: T) -> T:
     """Return the answer, or without one something else; an error is logged, and costs no row."""
-    now = time.monotonic()
-    if now < _Silence.until:
+    if time.monotonic() < _Silence.until:
         return otherwise
     try:
         return ask()

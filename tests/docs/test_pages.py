@@ -13,7 +13,7 @@ import pytest
 from dcl_processor import alive
 from dcl_processor.contrib.reservations import reservation
 from dcl_processor.engine import source
-from dcl_processor.ledger import models, records, run, switch, tokens
+from dcl_processor.ledger import records, run, switch
 from dcl_processor.operator import backlog
 from dcl_processor.options import retry
 from dcl_processor.pending import scan
@@ -106,11 +106,10 @@ SENTENCES = {
     ],
     "docs/howto/define.md": [f"window of {scan.WINDOW} rows"],
     "docs/howto/operate.md": [
-        f"A run waits up to {tokens.PATIENCE:g} seconds",
-        f"Orders wait {models.LOCK_WAIT:g} seconds for a lock",
+        f"A run waits up to {run.PATIENCE:g} seconds",
         f"deleted after {records.KEEP.days} days",
         f"follow each other within {WORD[run.GO_ON_WITHIN]}",
-        f"is repeated every {run.WRITE_EVERY:g} seconds",
+        f"and every {run.WRITE_EVERY:g} seconds before",
         f"goes on without them for {switch.SILENCE:g} seconds",
         f"counted up to {backlog.MOST:,}",
     ],

@@ -1,7 +1,7 @@
-"""Pause and resume: each is one statement.
+"""The orders that hold on all machines: pause, resume, and the ``rate`` of a processor.
 
-Two operators may pause at the same time. The database lets one of them change the row, and the
-other one learns that there was nothing to change.
+Each is one statement. The database lets one of two sessions change the row, and the other one
+learns that there was nothing to change.
 """
 
 from __future__ import annotations
@@ -11,19 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Q
+from django.db.models.functions import Coalesce, Greatest
 from django.utils.timezone import is_naive, make_aware
 
-from dcl_processor.ledger.models import (
-    ALL,
-    LOCK_WAIT,
-    PERSON,
-    TEXT,
-    Subject,
-    controls,
-    ensure,
-    name_of,
-    waiting,
-)
+from dcl_processor.ledger.models import ALL, PERSON, TEXT, Subject, controls, name_of
 from dcl_processor.ledger.switch import record
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
@@ -33,6 +24,9 @@ from dcl_processor.report.values import TEN_YEARS, expect_seconds
 #: The rows whose pause has not ended, and the others.
 PAUSED = Q(paused_at__isnull=False) & (Q(paused_until=None) | Q(paused_until__gt=DatabaseNow()))
 FREE = Q(paused_at=None) | Q(paused_until__lte=DatabaseNow())
+
+#: How far the rows of a ``rate`` may be ahead of it, as a run asks again after 0.1 seconds.
+AHEAD = timedelta(seconds=0.2)
 
 
 def pause(
@@ -50,8 +44,7 @@ def pause(
     the user of this process and the host. A batch that is being handled is finished. A pause that
     is over, by its ``until``, is replaced; one that is not stays as it is.
 
-    Raises ``InvalidOption`` for a name that is too long, and for a value that is no time, or a time
-    that is over. It waits for a lock of another session for 10 seconds.
+    Raises ``InvalidOption`` for a value that is no time, or a time that is over.
     """
     by = by or this_user()
     values = {
@@ -85,11 +78,26 @@ def is_paused(name: str) -> bool:
     return controls().filter(PAUSED, processor__in=[ALL, name]).exists()
 
 
+def take(name: str, rate: float, wanted: int) -> int:
+    """Return how many of so many rows may start now: at most those of a second, or none.
+
+    The column ``free_at`` is the time by which all rows that have started were due.
+    """
+    number = min(wanted, max(1, int(rate)))
+    now = DatabaseNow()
+    due = Greatest(Coalesce("free_at", now), now)
+    # Race: over the rate. Of two sessions the second one finds the time that the first has written.
+    open_ = controls().filter(Q(free_at=None) | Q(free_at__lte=Later(AHEAD)), processor=name)
+    taken = open_.update(free_at=due + timedelta(seconds=number / rate))
+    if not taken:
+        controls().get_or_create(processor=name)
+    return number * taken
+
+
 def _change(name: str, condition: Q, values: Mapping[str, Any]) -> int:
     """Change the row of a processor by one statement; return how many were changed: 1 or 0."""
-    ensure(name)
-    with waiting(LOCK_WAIT):
-        return controls().filter(condition, processor=name).update(**values)
+    controls().get_or_create(processor=name)
+    return controls().filter(condition, processor=name).update(**values)
 
 
 def _end(until: datetime | timedelta | float | None) -> Later | None:
