@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict, TypeVar, Unpa
 
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.engine.run import Run
-from dcl_processor.engine.trial import dry_run
-from dcl_processor.keys.lock import lock_key
-from dcl_processor.operator import actions
 from dcl_processor.options import names, validation
 from dcl_processor.options.options import DefaultName, Definition, Identity, options
-from dcl_processor.report.dry_run import DryRun
 from dcl_processor.report.exceptions import InvalidOption, Unsupported
 from dcl_processor.report.report import Report
-from dcl_processor.workers import notify
 
 if TYPE_CHECKING:
     from dcl_processor.contrib.reservations import Reservation
+    from dcl_processor.report.dry_run import DryRun
 
 M = TypeVar("M", bound=Model)
 
@@ -133,10 +128,14 @@ class BatchProcessor(Definition[M]):
         database's clock. Raises ``InvalidOption`` without ``claim`` and ``claimed_at``, and with a
         lease, after which another worker takes a row over.
         """
+        from dcl_processor.operator import actions  # loaded when used
+
         return actions.in_doubt(self, older_than)
 
     def in_progress(self) -> QuerySet[M, M]:
         """Return the rows that workers hold now, as far as the database shows it."""
+        from dcl_processor.operator import actions  # loaded when used
+
         return actions.in_progress(self)
 
     def mark_done(
@@ -154,8 +153,9 @@ class BatchProcessor(Definition[M]):
         ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
         ``requeue()``.
         """
-        write = actions.to_mark_done(self, rows, values, force=force)
-        return actions.act(write)
+        from dcl_processor.operator import actions  # loaded when used
+
+        return actions.act(actions.to_mark_done(self, rows, values, force=force))
 
     def requeue(self, rows: QuerySet[M, M], *, force: bool = False) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
@@ -171,6 +171,8 @@ class BatchProcessor(Definition[M]):
         processor's model, or a slice of one; ``InsideTransaction`` inside a transaction that is not
         at READ COMMITTED.
         """
+        from dcl_processor.operator import actions  # loaded when used
+
         return actions.act(actions.to_requeue(self, rows, force=force))
 
     def discard(
@@ -192,6 +194,8 @@ class BatchProcessor(Definition[M]):
         name no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction``
         as ``requeue()``.
         """
+        from dcl_processor.operator import actions  # loaded when used
+
         return actions.act(actions.to_discard(self, rows, reason, values, force=force))
 
     def reserve(
@@ -235,6 +239,8 @@ class BatchProcessor(Definition[M]):
         For code that inserts rows of the key, or changes their order. ``key``: a value of the
         column, or the related row; one that the column cannot have raises Django's error.
         """
+        from dcl_processor.keys.lock import lock_key  # loaded when used
+
         if self.is_transactional and self.most_of_a_key != 1 and self._identity in _running.get():
             raise Unsupported(
                 f"{self.name}: expected lock_key() outside the handlers of a processor with "
@@ -250,6 +256,8 @@ class BatchProcessor(Definition[M]):
         once, however often it is called. It is a hint that may be lost, and does nothing on a
         database other than PostgreSQL, where watchers only poll.
         """
+        from dcl_processor.workers import notify  # loaded when used
+
         notify.wake(self)
 
     def run(
@@ -273,6 +281,8 @@ class BatchProcessor(Definition[M]):
         Rows that fail do not raise: they are in the report. An error that ends the run, such as a
         lost connection to the server, has the attribute ``report``: what was processed until then.
         """
+        from dcl_processor.engine.run import Run  # loaded when used
+
         with self._entered():
             return Run(
                 self,
@@ -294,6 +304,8 @@ class BatchProcessor(Definition[M]):
         ``InsideTransaction``, ``TooManyPending``, ``StillPending`` and the configuration errors
         that depend on the model, as ``run()`` does.
         """
+        from dcl_processor.engine.trial import dry_run  # loaded when used
+
         with self._entered():
             return dry_run(self, filter=filter, using=using, limit=limit)
 
