@@ -18,7 +18,6 @@ from dcl_processor.engine import limits
 from dcl_processor.exceptions import InvalidOption, RowsFailed
 from dcl_processor.report import values
 from dcl_processor.report.report import Failure
-from tests.edge.manage import output
 
 
 @pytest.mark.parametrize(("written", "meant"), [(3, 3.0), (0.5, 0.5), (timedelta(minutes=1), 60.0)])
@@ -192,18 +191,12 @@ def test_it_goes_through_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "verbosity", "shown"),
+    ("counts", "shown"),
     [
-        ({"processed": 3, "stale": 11_230}, 1, "p: 3 processed in 0.00 s"),
-        ({"stale": 2}, 1, "p: all rows done by other workers in 0.00 s"),
-        ({"stale": 2}, 2, "p: all rows done by other workers in 0.00 s; 2 already done by another"),
-        ({}, 2, "p: nothing pending in 0.00 s"),
+        ({"processed": 3, "stale": 11_230}, "p: 3 processed in 0.00 s"),
+        ({"stale": 2}, "p: all rows done by other workers in 0.00 s"),
+        ({}, "p: nothing pending in 0.00 s"),
     ],
 )
-def test_rows_that_others_have_done_do_not_look_like_damage(
-    counts: Any, verbosity: int, shown: str
-) -> None:
-    written, stream, _ = output(verbosity, terminal=True)
-    written.report(Report(name="p", **counts))
-    assert stream.getvalue().startswith(shown)
-    assert ("already done" in stream.getvalue()) is (verbosity == 2 and "stale" in counts)
+def test_rows_that_others_have_done_do_not_look_like_damage(counts: Any, shown: str) -> None:
+    assert str(Report(name="p", **counts)) == shown

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dcl_processor.management import printing
-from dcl_processor.management.command_line import duration, misuse
+from dcl_processor.management.command_line import duration, misuse, whole
 
 if TYPE_CHECKING:
     from dcl_processor.insights.status import Status
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 NUMBERS = ("pending", "due", "held", "later", "in_progress", "in_doubt", "given_up")
 AGES = ("oldest", "paused")
 
-_CONDITION = re.compile(r"\s*(\w+)\s*(>=|>)\s*(\S+)\s*")
+_CONDITION = re.compile(rf"\s*({'|'.join(NUMBERS + AGES)})\s*(>=|>)\s*(\S+)\s*")
+_COMPARISONS = {">": operator.gt, ">=": operator.ge}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +39,21 @@ class Condition:
         up to the bound at least.
         """
         answer = found.answers[self.name]
-        if answer.value is None:
-            return False
-        return answer.least > self.bound or (self.comparison == ">=" and answer.least == self.bound)
+        is_known = answer.value is not None
+        return is_known and _COMPARISONS[self.comparison](answer.least, self.bound)
 
 
 def parse(text: str) -> Condition:
     """Parse an option of the command line."""
     found = _CONDITION.fullmatch(text)
-    if found is None or found[1] not in NUMBERS + AGES:
+    if found is None:
         raise argparse.ArgumentTypeError(
             f"expected a condition such as 'in_doubt>0' or 'oldest>=15m' with one of "
             f"{', '.join(NUMBERS + AGES)}, got {text!r}"
         )
     name, comparison, bound = found.groups()
-    if name in AGES:
-        return Condition(text.strip(), name, comparison, duration(bound))
-    # PostgreSQL counts no further.
-    if not bound.isdecimal() or len(bound) > 15:
-        raise argparse.ArgumentTypeError(f"expected {name} and a number of rows, got {bound!r}")
-    return Condition(text.strip(), name, comparison, int(bound))
+    parse_bound = duration() if name in AGES else whole(0)
+    return Condition(text.strip(), name, comparison, parse_bound(bound))
 
 
 def met(found: Sequence[Status], wanted: Sequence[Condition]) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -60,43 +60,38 @@ def answer(found: Answer[Any], name: str = "") -> str:
     if value is None:
         return found.missing or "none"
     if hasattr(value, "at"):
-        away = f"{span(value.seconds)} ago" if value.seconds >= 0 else f"in {span(-value.seconds)}"
-        return f"{utc_text(value.at)} ({away})"
-    if name in ("rate", "time_left"):
-        return f"{value:,.1f}" if name == "rate" else span(value)
-    text = f"{value:,}"
-    return f"more than {text}" if found.how == "more than" else text
+        return f"{utc_text(value.at)} ({span(value.seconds)} ago)"
+    if name == "time_left":
+        return span(value)
+    text = f"{value:,.1f}" if name == "rate" else f"{value:,}"
+    return f"{text}+" if found.how == "more than" else text
 
 
-def _short(found: Answer[Any], name: str) -> str:
+def _cell(found: Answer[Any], name: str) -> str:
     """Write an answer for a narrow column: "?" is not known, "-" not recorded or none."""
-    value = found.value
-    if value is None or (name == "time_left" and not value):
+    if found.value is None:
         return "?" if found.how == "unknown" else "-"
-    if name in ("oldest", "time_left"):
-        return span(getattr(value, "seconds", value))
-    if name == "rate":
-        return f"{value:.1f}"
-    return f"{value}+" if found.how == "more than" else str(value)
+    if name == "oldest":
+        return span(found.value.seconds)
+    return answer(found, name)
 
 
 # --- processors
 
 
 def table(
-    found: Sequence[Status], columns: dict[str, str], about: dict[str, str] | None = None
+    found: Sequence[Status], columns: Mapping[str, str], about: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each processor below the head; ``about``: a text for each name."""
+    """Yield a line for each processor below the head; ``about``: a text for some names."""
     lines = [[*columns.values(), "state", "processor"]]
     lines += [
-        [*(_short(each.answers[name], name) for name in columns), each.state, each.name]
+        [*(_cell(each.answers[name], name) for name in columns), each.state, each.name]
         for each in found
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for *cells, state, name in lines:
         numbers = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False)]
-        text = (about or {}).get(name, "")
-        line = [*numbers, f"{state:<{widths[-2]}}", f"{name:<{widths[-1]}}", text]
+        line = [*numbers, f"{state:<{widths[-2]}}", f"{name:<{widths[-1]}}", about.get(name, "")]
         yield "  ".join(line).rstrip()
 
 
@@ -108,10 +103,7 @@ def first_lines(processors: Iterable[BatchProcessor[Any]]) -> dict[str, str]:
 def status(found: Status) -> Iterator[str]:
     """Yield the lines about one processor."""
     yield f"{found.name} ({found.delivery}, database {found.using!r})"
-    paused = found.answers.get("paused")
-    if paused is not None and paused.how == "unknown":
-        yield from _labelled("paused", 15, paused.missing)
-    elif found.kept_back:
+    if found.kept_back:
         yield from _labelled("not running", 15, printable(found.kept_back))
     for name, label in LABELS.items():
         if name in RARE and not found.answers[name].value:
@@ -120,8 +112,8 @@ def status(found: Status) -> Iterator[str]:
 
 
 def _labelled(label: str, width: int, *texts: str) -> Iterator[str]:
-    for place, text in enumerate(texts):
-        yield f"  {label if place == 0 else '':<{width}} {text}"
+    for begin, text in zip_longest([label], texts, fillvalue=""):
+        yield f"  {begin:<{width}} {text}"
 
 
 # --- rows
@@ -132,9 +124,8 @@ def row(found: Row, key: str) -> Iterator[str]:
     from dcl_processor.insights.answer import document_of  # not for a run
 
     yield f"{found.name}, row {printable(key)}: {printable(found.reason)}"
-    for name, label in PARTS.items():
-        if (part := found.parts.get(name)) is not None:
-            yield from _labelled(label, 18, "yes" if part else "no")
+    for name, part in found.parts.items():
+        yield from _labelled(PARTS[name], 18, "yes" if part else "no")
     for name, value in found.columns.items():
         text = printable(str(document_of(value)))[:500] or "(empty)"
         yield from _labelled(name, 18, text)
@@ -172,11 +163,10 @@ def first_keys(pks: Collection[Any]) -> str:
     return f"{some}{', …' if len(pks) > SHOWN else ''}"
 
 
-def acted(number: int, keys: str, values: str, reason: str, error: str) -> str:
-    """Write what an operator has done to rows; ``error``: what ended it, if anything did."""
-    details = {"values": values, "reason": reason, "ended by": error}
-    said = "".join(f"; {name}: {printable(text)}" for name, text in details.items() if text)
-    return f"{rows(number, keys)}{said}"
+def acted(number: int, keys: str, *texts: str) -> str:
+    """Write to which rows, if to some, an operator has done something; ``texts``: and how."""
+    said = [rows(number, keys) if keys else "", *map(printable, texts)]
+    return ": " + "; ".join(filter(None, said)) if any(said) else ""
 
 
 # --- the plan

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db.models import Q
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,14 +18,14 @@ from dcl_processor.report.observer import RowEvent, RunEvent, observers_installe
 class Bar:
     """An observer that moves the bar by one for each row that is over."""
 
-    def __init__(self, processor: BatchProcessor[Any], pending: int | None, *, color: bool) -> None:
+    def __init__(self, processor: BatchProcessor[Any], pending: int | None) -> None:
         self.drawing = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[failed]} failed", style="red"),
             TimeRemainingColumn(),
-            console=Console(file=sys.stderr, no_color=None if color else True),
+            console=Console(file=sys.stderr),
             # The bar disappears at the end; the report stays on the screen.
             transient=True,
             # A handler's prints go above the bar, unless stdout is a file.
@@ -47,26 +46,16 @@ class Bar:
 
 
 @contextmanager
-def bar(
-    processor: BatchProcessor[Any],
-    *,
-    filter: Q | None,
-    using: str | None,
-    limit: int | None,
-    color: bool,
-) -> Iterator[None]:
+def bar(processor: BatchProcessor[Any], *, using: str | None, limit: int | None) -> Iterator[None]:
     """Show a bar for the processor's runs in the block on standard error, until its end."""
-    pending = waiting(processor, filter=filter, using=using, limit=limit).value
-    shown = Bar(processor, pending, color=color)
+    pending = waiting(processor, filter=None, using=using, limit=limit).value
+    shown = Bar(processor, pending)
 
     def of_run(running: Any) -> Bar | None:
         return shown if running is processor else None
 
     observers_installed.append(of_run)
     try:
-        if pending == 0:
-            yield
-            return
         with shown.drawing:
             yield
     finally:

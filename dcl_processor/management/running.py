@@ -4,92 +4,140 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
 from django.db import close_old_connections, connections
 
 from dcl_processor.checks import refusals
-from dcl_processor.management.command_line import USAGE_ERROR
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.management import printing
+from dcl_processor.management.command_line import (
+    Subcommand,
+    add_names_or_all,
+    add_using,
+    choose,
+    duration,
+    misuse,
+    whole,
+)
 from dcl_processor.management.output import Output
-from dcl_processor.management.run_options import add_arguments, chosen_by, refuse, rows_of
 from dcl_processor.operator import registry
 from dcl_processor.operator.actions import doubts
 from dcl_processor.operator.diagnosis import Trouble
-from dcl_processor.operator.times import span
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import described
 from dcl_processor.report.log import log
 from dcl_processor.report.report import Report
 from dcl_processor.workers.health import Health, Notifier
+from dcl_processor.workers.listener import aliases, check_can_listen
 from dcl_processor.workers.monitor import Monitor
 from dcl_processor.workers.stopping import Stop, polite_stop, workers_stop
-from dcl_processor.workers.supervisor import Membership, Supervisor
+from dcl_processor.workers.supervisor import MOST_WORKERS, Membership, Supervisor, same_command
 from dcl_processor.workers.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.workers.watch import Event, Plan, Recovered, Watch
 
-__all__ = ["HELP", "NAME", "add_arguments", "handle"]
-
-NAME = "run"
-HELP = "Handle the rows that are pending now."
+#: Seconds between two looks of a watch: the default, and the minimum.
+INTERVAL, SHORTEST_INTERVAL = 5.0, 0.1
 
 #: Seconds after which a trouble that lasts is reported again.
 AGAIN_AFTER = 600.0
 
 
-def handle(options: dict[str, Any], output: Output) -> None:
+def _add_arguments(parser: CommandParser) -> None:
+    add_names_or_all(parser, "Run all processors, in random order.")
+    add = parser.add_argument
+    text = "Maximum number of rows to try, for each processor and worker; of a watch, in each run."
+    add("--limit", type=whole(0), metavar="ROWS", help=text)
+    text = "Time after which no row starts, for all processors; a watch ends."
+    add("--timeout", type=duration(), metavar="TIME", help=text)
+    text = "Worker processes on this machine, each of which runs this command."
+    add("--workers", type=whole(1, MOST_WORKERS), default=1, metavar="N", help=text)
+    text = "Handlers at once in each worker, instead of the processors' own concurrency."
+    add("--concurrency", type=whole(1), metavar="N", help=text)
+    text = "Write this file each second while all workers are alive."
+    # A handler may change the working directory.
+    add("--health-file", type=lambda path: Path(path).absolute(), metavar="PATH", help=text)
+    text = "With --watch: look at once when wake() is called; PostgreSQL only."
+    add("--listen", action="store_true", help=text)
+    add_using(parser)
+    add = parser.add_mutually_exclusive_group().add_argument
+    text = f"Keep running, and look for rows at this interval (default: {INTERVAL:g} s)."
+    how: dict[str, Any] = {"nargs": "?", "const": INTERVAL, "metavar": "TIME"}
+    add("--watch", type=duration(SHORTEST_INTERVAL), help=text, **how)
+    text = "Show what a run would do; call no handler, and change nothing."
+    add("--dry-run", action="store_true", help=text)
+
+
+def _chosen(options: dict[str, Any]) -> list[BatchProcessor[Any]]:
+    """Return the processors that are to be run, in their order; refuse what they cannot have."""
+    chosen = choose(options["names"])
+    try:
+        if options["workers"] > 1:
+            same_command()
+        if options["listen"]:
+            for each in {*aliases(chosen, options["using"]).values()}:
+                check_can_listen(each)
+            if options["watch"] is None:
+                raise misuse("expected --watch beside --listen, got --listen alone; add --watch.")
+    except ProcessorError as error:
+        raise misuse(str(error)) from error
+    if options["all"]:
+        # In the same order a backlog of the first one would use up each run's --timeout, and those
+        # behind it would never be run.
+        random.shuffle(chosen)
+    return chosen
+
+
+def _handle(options: dict[str, Any], output: Output) -> None:
     """Run the chosen processors, until their end or a signal."""
-    is_own = options["owns_process"]
-    member = Membership.taken_from(os.environ) if is_own else None
-    refuse(options)
-    chosen = chosen_by(options)
-    command = _Command(output, options, chosen, member)
+    # The variables of a program that calls the command are its own.
+    environment = os.environ if options["owns_process"] else dict[str, str]()
+    member = Membership.taken_from(environment)
+    chosen = _chosen(options)
     with (
         quiet_unless_configured(),
-        _stop(output, member) as stop,
-        _shown(command.names, options, stop, member) as health,
+        polite_stop(lambda stop: output.stopping(stop.cause))
+        if member is None
+        else workers_stop() as stop,
+        _shown([each.name for each in chosen], options, environment, stop, member) as health,
     ):
-        if options["workers"] > 1 and member is None and not options["dry_run"]:
-            command.supervise(health, stop)
-            return
-        work = label(command.names, *([member.number, options["workers"]] if member else []))
-        with (
-            named_sessions(work) if is_own else nullcontext(),
-            Monitor(partial(_beat, health, stop, member), health.pace, may_end=is_own),
-        ):
-            command.work(health, stop)
-
-
-def _stop(output: Output, member: Membership | None) -> Any:
-    if member is not None:
-        return workers_stop()
-    return polite_stop(lambda stop: output.stopping(stop.cause))
+        command = _Command(
+            output=output, options=options, chosen=chosen, member=member, health=health, stop=stop
+        )
+        command.leave_out()
+        if options["workers"] > 1 and member is None:
+            command.supervise()
+        else:
+            command.work()
 
 
 @contextmanager
 def _shown(
-    names: Sequence[str], options: dict[str, Any], stop: Stop, member: Membership | None
+    names: Sequence[str],
+    options: dict[str, Any],
+    environment: MutableMapping[str, str],
+    stop: Stop,
+    member: Membership | None,
 ) -> Iterator[Health]:
     """Show the health of this process in the block; at its end, remove the file."""
-    path = options["health_file"]
+    file = options["health_file"]
     if member is not None:
-        path = None if member.file is None else Path(member.file)
-    # Only then systemd's variables are for this process.
-    notifier = Notifier.taken_from(os.environ) if options["owns_process"] else None
-    health = Health(names, stop.is_set, None if path is None else path.absolute(), notifier)
+        file = Path(member.file) if member.file else None
+    notifier = Notifier.taken_from(environment)
+    health = Health(names, stop.is_set, file, notifier)
     try:
         health.ready()
     except OSError as error:
-        raise CommandError(
-            f"expected --health-file to name a file that can be written, got {path}: "
-            f"{described(error)}; create its folder, or choose another.",
-            returncode=USAGE_ERROR,
+        raise misuse(
+            f"expected --health-file to name a file that can be written, got {file}: "
+            f"{described(error)}; create its folder, or choose another."
         ) from error
     try:
         yield health
@@ -97,221 +145,174 @@ def _shown(
         health.close()
 
 
-def _beat(health: Health, stop: Stop, member: Membership | None) -> None:
-    if member is not None and member.is_orphan:
-        stop.set()
-    health.beat()
-
-
+@dataclass(slots=True, kw_only=True)
 class _Command:
-    """One command, as the parent of its workers, as one of them, or as the only one."""
+    """One command, as the parent of its workers, as one of them, or as the only one.
 
-    def __init__(
-        self,
-        output: Output,
-        options: dict[str, Any],
-        chosen: Sequence[BatchProcessor[Any]],
-        member: Membership | None,
-    ) -> None:
-        self.output, self.options, self.member = output, options, member
-        self.began = time.monotonic() if member is None else member.began
-        self.names = [each.name for each in chosen]
-        self.filter = rows_of(chosen, options)
-        broken = {each.app: each for each in (registry.broken() if options["all"] else [])}
-        refused = refusals(chosen)
-        if member is None:  # once, and not by each worker
-            output.left_out([*broken.values()])
+    ``broken``: what did not run to its end. ``deadline``: when no row is to start any more, by the
+    steady clock, which processes share.
+    """
+
+    output: Output
+    options: dict[str, Any]
+    chosen: list[BatchProcessor[Any]]
+    member: Membership | None
+    health: Health
+    stop: Stop
+    broken: list[str] = field(default_factory=list)
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        began = time.monotonic() if self.member is None else self.member.began
+        if self.options["timeout"] is not None:
+            self.deadline = began + self.options["timeout"]
+
+    def leave_out(self) -> None:
+        """Leave out what cannot be run; only one of several processes says so."""
+        broken = registry.broken() if self.options["all"] else []
+        refused = refusals(self.chosen)
+        self.chosen = [each for each in self.chosen if each.name not in refused]
+        self.broken += [*(each.app for each in broken), *refused]
+        if self.member is None:
+            self.output.left_out(broken)
             for name, sentence in refused.items():
-                output.broke(name, Trouble(sentence))
-        self.chosen = [each for each in chosen if each.name not in refused]
-        self.left_out = [*broken, *refused] if member is None else []
+                self.output.broke(name, Trouble(sentence))
+            self._tell_of_doubts()
+            if self.options["watch"] is not None:
+                names = " and ".join(self.health.names)
+                self.output.note(f"watching {names} (process {os.getpid()})")
 
-    @property
-    def watches(self) -> bool:
-        return self.options["watch"] is not None
-
-    def deadline(self, option: str) -> float | None:
-        """Return when the seconds of an option are over, which count from the command's begin."""
-        seconds = self.options[option]
-        return None if seconds is None else self.began + seconds
+    def _tell_of_doubts(self) -> None:
+        """Write how many rows are in doubt, which no run mentions any more."""
+        for each in self.chosen:
+            number, sentence = doubts(each, self.options["using"])
+            if number:
+                self.output.error(f"{each.name}: {sentence}")
 
     # --- several workers
 
-    def supervise(self, health: Health, stop: Stop) -> None:
+    def supervise(self) -> None:
         """Start the workers, and wait for them."""
-        self._begins()
         connections.close_all()  # until the workers have ended
-        supervisor = Supervisor(
+        codes = Supervisor(
             self.options["workers"],
-            health,
-            stop,
+            self.health,
+            self.stop,
             self._died,
-            restarts=self.watches,
-            deadline=self.deadline("max_runtime" if self.watches else "timeout"),
-        )
-        codes = supervisor.run()
-        in_doubt = self._ends(stop)
-        worst = max(codes.values())
-        if worst == 0 and (self.left_out or in_doubt):
-            raise CommandError(_summary(0, self.left_out, in_doubt))
-        if worst:
+            restarts=self.options["watch"] is not None,
+            deadline=self.deadline,
+        ).run()
+        if worst := max(codes.values()):
             said = ", ".join(f"worker {n} with {code}" for n, code in codes.items() if code)
             raise CommandError(f"ended with an exit code: {said}.", returncode=worst)
 
     def _died(self, number: int, how: str) -> None:
-        who = f"{label(self.names)}, worker {number}"
+        who = f"{label(self.health.names)}, worker {number}"
         log(logging.ERROR, "%s: %s", who, how)
         self.output.broke(who, Trouble(how, is_logged=True))
 
-    def _begins(self) -> None:
-        if self.watches and self.member is None:
-            workers = self.options["workers"]
-            several = f" with {workers} workers" if workers > 1 else ""
-            names = " and ".join(self.names)
-            self.output.lifecycle(f"watching {names}{several} (process {os.getpid()})")
-            self._tell_of_doubts()
-
-    def _ends(self, stop: Stop) -> int:
-        """Tell of the end; return how many rows are in doubt, if that is to be a failure."""
-        if self.member is not None:
-            return 0
-        if self.watches:
-            how = f"stopped by {stop.cause}" if stop.is_set() else "ended"
-            self.output.lifecycle(f"{how} after {span(time.monotonic() - self.began)}")
-            return 0
-        in_doubt = self._tell_of_doubts()
-        return in_doubt if self.options["fail_in_doubt"] else 0
-
-    def _tell_of_doubts(self) -> int:
-        found = 0
-        for each in self.chosen:
-            number, sentence = doubts(each, self.options["using"])
-            if number:
-                self.output.trouble(each.name, Trouble(sentence))
-            found += number
-        return found
-
     # --- this process's own work
 
-    def work(self, health: Health, stop: Stop) -> None:
-        """Run the processors, or watch them."""
-        if self.watches and self.chosen:
-            self._begins()
-            self._watch(health, stop)
-        else:
-            self._run_each(stop)
+    def work(self) -> None:
+        """Run the processors, or watch them, as a process that shows that it is alive."""
+        is_own, member = self.options["owns_process"], self.member
+        number = [] if member is None else [member.number, self.options["workers"]]
+        with (
+            named_sessions(label(self.health.names, *number)) if is_own else nullcontext(),
+            Monitor(self._beat, self.health.pace, may_end=is_own),
+        ):
+            failed = self._run_each() if self.options["watch"] is None else self._watch()
+        if failed or self.broken:
+            rows = [f"{printing.rows(failed)} failed"] * bool(failed)
+            runs = [f"{' and '.join(self.broken)} did not run to the end"] * bool(self.broken)
+            raise CommandError(f"{'; '.join(rows + runs)}.")
 
-    @property
-    def limit(self) -> int | None:
-        """The rows that this worker may try."""
-        limit: int | None = self.options["limit"]
-        if limit is None or self.member is None:
-            return limit
-        workers: int = self.options["workers"]
-        each, rest = divmod(limit, workers)
-        return each + (self.member.number <= rest)
+    def _beat(self) -> None:
+        if self.member is not None and self.member.is_orphan:
+            self.stop.set()
+        self.health.beat()
 
-    def _run_each(self, stop: Stop) -> None:
-        """Run one processor after the other; an error of one costs the others nothing."""
-        failed, broken = 0, [*self.left_out]
-        rows = {"filter": self.filter, "using": self.options["using"], "limit": self.limit}
-        for processor, left in self._in_time(stop):
+    def _run_each(self) -> int:
+        """Run one processor after the other, whatever the others do; return the failed rows."""
+        failed, run = 0, self._dry_run if self.options["dry_run"] else self._run
+        for processor in self.chosen:
+            if self.stop.is_set():
+                break
+            report = Report(name=processor.name)
             try:
-                if self.options["dry_run"]:
-                    self.output.dry_run(processor.dry_run(**rows))
-                    continue
-                with nullcontext() if self.member else self.output.bar(processor, **rows):
-                    report = processor.run(
-                        **rows, timeout=left, concurrency=self.options["concurrency"], stop=stop
-                    )
+                report = run(processor)
             except Exception as error:  # noqa: BLE001  # the next processor is still to be run
                 trouble = Trouble.of(error, processor, self.options["using"])
                 close_old_connections()
-                self.output.broke(processor.name, trouble)
-                broken.append(processor.name)
-                failed += 0 if trouble.report is None else _failed(trouble.report)
-                continue
-            # Of rows that are named, it is said if they are not pending.
-            self.output.report(report, always=self.options["pk"] is not None)
-            failed += _failed(report)
-            broken += [processor.name] if report.error is not None else []
-        in_doubt = 0 if self.options["dry_run"] else self._ends(stop)
-        if failed or broken or in_doubt:
-            raise CommandError(_summary(failed, broken, in_doubt))
+                self._broke(processor.name, trouble)
+                report = trouble.report or report
+            failed += report.failed - report.to_retry  # those to be retried do not count yet
+        return failed
 
-    def _in_time(self, stop: Stop) -> Iterator[tuple[BatchProcessor[Any], float | None]]:
-        """Yield each processor with the seconds that are left; name those that are not begun."""
-        end = self.deadline("timeout")
-        for number, processor in enumerate(self.chosen):
-            if stop.is_set():
-                return
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if left == 0:
-                names = ", ".join(each.name for each in self.chosen[number:])
-                line = f"the time of --timeout was up when these were not begun: {names}"
-                self.output.lifecycle(line)
-                return
-            yield processor, left
+    def _run(self, processor: BatchProcessor[Any]) -> Report:
+        where = {"using": self.options["using"], "limit": self.options["limit"]}
+        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        how = {"timeout": left, "concurrency": self.options["concurrency"], "stop": self.stop}
+        with self.output.bar(processor, **where):
+            report = processor.run(**where, **how)
+        if report.error is None:
+            self.output.ran(report)
+        else:
+            trouble = Trouble.of_resource(report.error)
+            self._broke(processor.name, replace(trouble, report=report))
+        return report
 
-    def _watch(self, health: Health, stop: Stop) -> None:
+    def _dry_run(self, processor: BatchProcessor[Any]) -> Report:
+        found = processor.dry_run(using=self.options["using"], limit=self.options["limit"])
+        self.output.result(found.as_dict(), str(found))
+        return Report(name=processor.name)
+
+    def _broke(self, name: str, trouble: Trouble) -> None:
+        self.broken.append(name)
+        self.output.broke(name, trouble)
+
+    def _watch(self) -> int:
         """Watch until a signal, or the end that the options set; failed rows do not end it."""
         plan = Plan(
             interval=self.options["watch"],
             using=self.options["using"],
-            limit=self.limit,
-            timeout=self.options["timeout"],
+            limit=self.options["limit"],
             concurrency=self.options["concurrency"],
-            deadline=self.deadline("max_runtime"),
+            deadline=self.deadline,
             listen=self.options["listen"],
         )
-        ran = Watch(self.chosen, plan, stop, _Log(self.output, health.troubles).tell).run()
-        self._ends(stop)
-        if not ran:
-            names = " and ".join(each.name for each in self.chosen)
-            raise CommandError(f"the watch has ended, because none can run: {names}.")
-        if self.left_out:
-            raise CommandError(_summary(0, self.left_out))
+        news = _News(self.output, self.health.troubles)
+        if not Watch(self.chosen, plan, self.stop, news.tell).run():
+            self.broken += self.health.troubles
+        return 0
 
 
-def _failed(report: Report) -> int:
-    """Return how many rows failed for good; rows to be retried do not count yet."""
-    return report.failed - report.to_retry
-
-
-def _summary(failed: int, broken: Sequence[str], in_doubt: int = 0) -> str:
-    rows = [f"{failed} row{'s' if failed > 1 else ''} failed"] if failed else []
-    rows += [f"{in_doubt} row{'s are' if in_doubt > 1 else ' is'} in doubt"] if in_doubt else []
-    runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
-    return "; ".join(rows + runs) + "."
-
-
-class _Log:
-    """Writes the news of a watch: a cause once, and again while it lasts.
+class _News:
+    """Writes the news of a watch: a trouble once, and again while it lasts.
 
     ``troubles``: why processors cannot be run, by their names.
     """
 
     def __init__(self, output: Output, troubles: dict[str, str]) -> None:
         self._output, self._troubles = output, troubles
-        self._since: dict[str, float] = {}
         self._said: dict[str, float] = {}
 
     def tell(self, name: str, news: Event) -> None:
         now = time.monotonic()
         match news:
             case Report():
-                self._output.report(news, always=True)
+                self._output.ran(news)
             case Trouble(sentence=sentence):
+                is_new = self._troubles.get(name) != sentence
                 self._troubles[name] = sentence
-                self._since.setdefault(name, now)
-                if now - self._said.get(sentence, -AGAIN_AFTER) >= AGAIN_AFTER:
-                    self._said[sentence] = now
+                if is_new or now - self._said[name] >= AGAIN_AFTER:
+                    self._said[name] = now
                     log(logging.ERROR, "%s: %s", name, sentence)
                     self._output.broke(name, replace(news, report=None, is_logged=True))
             case Recovered():
-                self._troubles.pop(name, None)
-                left = set(self._troubles.values())
-                self._said = {each: at for each, at in self._said.items() if each in left}
-                words = f"runs again after {now - self._since.pop(name):.1f} s"
-                log(logging.WARNING, "%s: %s", name, words)
-                self._output.trouble(name, Trouble(words, is_logged=True))
+                del self._troubles[name]
+                log(logging.WARNING, "%s: %s", name, "runs again")
+                self._output.trouble(name, Trouble("runs again", is_logged=True))
+
+
+RUN = Subcommand("run", "Handle the rows that are pending now.", _add_arguments, _handle)

@@ -51,7 +51,7 @@ def test_one_error_is_masked_capped_and_in_one_line_everywhere(
     monkeypatch.setattr(type(capture), "process", fail)
     out, err = StringIO(), StringIO()
     with caplog.at_level(logging.INFO, "dcl_processor"), pytest.raises(CommandError):
-        call_command("processors", "run", NAME, "--json", "--traceback", stdout=out, stderr=err)
+        call_command("processors", "run", NAME, "--json", "-v2", stdout=out, stderr=err)
 
     # Each place has a part of the text, so that no place is empty for another reason.
     (failure,) = json.loads(out.getvalue())["failures"]

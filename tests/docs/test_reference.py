@@ -233,7 +233,7 @@ def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
         if option.startswith("--") and option != "--help"
     }
     assert shown <= taken, "the page shows options that there are not"
-    assert taken - shown <= (set() if action == "run" else {"--traceback", "--verbosity"})
+    assert taken - shown <= (set() if action == "run" else {"--verbosity"})
 
 
 def test_every_check_of_the_doctor_is_on_its_page() -> None:

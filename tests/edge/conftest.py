@@ -75,6 +75,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def faulty(installed: None) -> Iterator[None]:
+    """Install an app beside the warehouse whose processors cannot run."""
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "tests.faulty"]):
+        yield
+
+
+@pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """Return the folder where a handler waits until the file ``open`` is there."""
     folder = tmp_path / "gate"

@@ -9,26 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from django.core.management.base import OutputWrapper
 from django.db import connections
 
-from dcl_processor.management.output import Output
 from tests.databases import environment
 from tests.environments import CHECKOUT
 from tests.waiting import PATIENCE
-
-
-def output(verbosity: int = 1, *, terminal: bool = False) -> tuple[Output, StringIO, StringIO]:
-    """Return an output without colours, and what is written to its two streams."""
-    out, err = StringIO(), StringIO()
-    out.isatty = lambda: terminal  # type: ignore[method-assign]
-    streams = OutputWrapper(out), OutputWrapper(err)
-    how: dict[str, Any] = {"as_json": False, "tracebacks": False, "color": False}
-    return Output(*streams, verbosity=verbosity, **how), out, err
 
 
 class Install(Protocol):
@@ -93,8 +81,8 @@ def on_a_terminal(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> tup
 
 
 def besides_lifecycle(err: str) -> str:
-    """Return what is on stderr besides what the command says of its beginning and its end."""
-    own = r"^(watching |stopped by SIG|ended after ).*\n"
+    """Return what is on stderr besides the answer to a signal."""
+    own = r"^SIG[A-Z]+: finishing the rows at hand\n"
     return re.sub(own, "", err, flags=re.MULTILINE)
 
 

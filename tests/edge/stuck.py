@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,9 +9,6 @@ from datetime import timedelta
 from django.db import connection
 from django.utils import timezone
 
-from tests.databases import environment
-from tests.edge.manage import command
-from tests.environments import CHECKOUT
 from tests.models import Errand
 
 #: Apps whose processor gives rows up: without a column for the error, and with one.
@@ -38,30 +32,6 @@ def claimed(minutes: float = 10) -> Errand:
     """Make an errand that was claimed so long ago, and never settled."""
     since = timezone.now() - timedelta(minutes=minutes)
     return Errand.objects.create(claimed=True, claimed_at=since)
-
-
-@contextmanager
-def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start the command with a terminal as stdin; yield it, and the terminal's other end."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        command(*arguments),
-        env=environment(),
-        cwd=CHECKOUT,
-        stdin=follower,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        with process:
-            try:
-                yield process, leader
-            finally:
-                process.kill()
-    finally:
-        os.close(leader)
-        os.close(follower)
 
 
 @contextmanager

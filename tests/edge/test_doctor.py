@@ -164,7 +164,7 @@ def test_a_table_that_the_role_may_not_read_cannot_be_written(manage: Manage, ro
     found = doctor(manage, DELIVER, "--using", "other")
     assert (found.level("flip"), found.level("router")) == ("problem", "ok")
     done = manage("explain", DELIVER, "--using", "other", "--json")
-    assert (done.code, json.loads(done.out)["ok"]) == (3, False)
+    assert (done.code, done.out) == (3, "")
     assert "permission denied for table tests_parcel" in done.err
 
 
@@ -292,8 +292,8 @@ def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> N
     with another_session("LOCK TABLE tests_parcel IN ACCESS EXCLUSIVE MODE"):
         done = manage("explain", DELIVER, "--timeout", "0.2")
         assert (done.code, done.out) == (3, "")
+        assert done.err.startswith(f"CommandError: {DELIVER}: the database reported: ")
         assert "statement timeout" in done.err
-        assert done.err.endswith(f"CommandError: {DELIVER} could not be explained.\n")
 
 
 def test_an_unknown_name_is_a_usage_error(manage: Manage) -> None:

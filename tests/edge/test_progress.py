@@ -16,7 +16,7 @@ from tests.models import Depot
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-WHERE: dict[str, Any] = {"filter": None, "using": None, "limit": None, "color": False}
+WHERE: dict[str, Any] = {"using": None, "limit": None}
 
 
 def test_the_bar_counts_the_rows_of_its_processor_and_those_that_failed() -> None:

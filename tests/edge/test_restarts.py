@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from tests.servers.stoppable import FAST, IMMEDIATE, Server, started
 from tests.waiting import until
 
 GONE = "warehouse.deliver: the database reported: "
-AGAIN = r"warehouse.deliver: runs again after \d+\.\d s"
+AGAIN = "warehouse.deliver: runs again"
 
 
 PENDING = "SELECT count(*) FROM tests_parcel WHERE NOT sent"
@@ -78,7 +77,7 @@ def test_it_says_so_once_and_goes_on(parcels: Parcels, how: signal.Signals) -> N
         time.sleep(1.5)  # it tries several times, and tells of each cause once
         parcels.server.start()
         parcels.add()
-        while not re.fullmatch(AGAIN, line := watcher.says("warehouse.deliver: ", err=True)):
+        while (line := watcher.says("warehouse.deliver: ", err=True)) != AGAIN:
             said.append(line)
         # That it is going, has gone, and is coming back.
         assert len(said) == len(set(said)) <= 4
@@ -96,7 +95,7 @@ def test_a_lost_server_makes_no_worker_a_dead_one(parcels: Parcels, tmp_path: Pa
     with watching(*arguments, "--health-file", str(file), DATABASE_URL=parcels.url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")
         parcels.server.stop(IMMEDIATE)
-        watcher.says("warehouse.deliver, worker ", err=True)
+        watcher.says(GONE, err=True)
         for _ in range(6):
             wait_until_written_again(file)
         until(lambda: alive.main([str(file), "--max-age", "2"]) == 0, "a fresh file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from datetime import timedelta
 
@@ -11,15 +10,13 @@ import pytest
 from django.utils import timezone
 
 from tests.edge.manage import Install, Manage, processors
-from tests.edge.stuck import OF_ERRORS, another_session, claimed, on_a_terminal
+from tests.edge.stuck import OF_ERRORS, another_session, claimed
 from tests.edge.watchers import parcels
 from tests.models import Errand, Parcel
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DOWN = "postgres://nothing@127.0.0.1:1/none"
-FAULTY = {"DJANGO_SETTINGS_MODULE": "tests.faulty.settings"}
 
 
 def given_up() -> Errand:
@@ -79,7 +76,10 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
     assert found["name"] == "warehouse.fetch"
     assert found["in_doubt"] == {"value": 1, "how": "exact"}
     assert found["oldest"] == {"value": None, "how": "not recorded", "why": "set pending_since=…"}
-    assert json.loads(manage("status", "--json").out)[0]["name"] != ""
+    (of_all,) = [
+        x for x in json.loads(manage("status", "--json").out) if x["name"] == found["name"]
+    ]
+    assert of_all.keys() == found.keys()
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,7 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
         (["due<9"], 2, "expected a condition such as 'in_doubt>0'"),
         (["oldest>15m"], 2, "warehouse.fetch has, got 'oldest>15m': set pending_since=…"),
         (["doubt>0"], 2, "expected a condition such as 'in_doubt>0'"),
-        (["in_doubt>few"], 2, "expected in_doubt and a number of rows, got 'few'"),
-        (["pending>" + "9" * 19], 2, "expected pending and a number of rows, got"),
+        (["in_doubt>few"], 2, "expected a whole number from 0 to "),
         (["oldest>soon"], 2, "expected a duration up to ten years, such as 90"),
     ],
 )
@@ -109,26 +108,29 @@ def test_a_condition_decides_on_the_exit_code(
     assert done.out == ""
 
 
-def test_what_cannot_be_found_out_is_neither_green_nor_met() -> None:
-    done = processors("status", "warehouse.fetch", "--fail-if", "in_doubt>0", DATABASE_URL=DOWN)
-    assert done.returncode == 3
-    assert "in_doubt could not be found out: the database 'default' reported" in done.stderr
-    assert processors("status", DATABASE_URL=DOWN).returncode == 3
-    broken = processors("status", "--fail-if", "pending>99", "--json", **FAULTY)
-    assert broken.returncode == 3
-    assert (
-        "faulty.haunt: pending could not be found out: the database 'default' reported"
-        in broken.stderr
-    )
+def test_what_cannot_be_found_out_is_neither_green_nor_met(faulty: None, manage: Manage) -> None:
+    done = manage("status", "faulty.haunt", "--fail-if", "in_doubt>0", "--fail-if", "pending>9")
+    assert done.code == 3
+    reason = "CommandError: faulty.haunt: could not be found out: expected the table faulty_ghost"
+    assert done.err.startswith(reason)
     # A reason that is a sentence with its own end does not end in the middle of this one.
-    assert ".;" not in broken.stderr
+    assert ".;" not in done.err
+    assert ".." not in done.err
 
 
-def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known() -> None:
+def test_a_database_that_does_not_answer_is_no_answer() -> None:
+    done = processors("status", "--fail-if", "in_doubt>0", DATABASE_URL=DOWN)
+    assert done.returncode == 3
+    assert "could not be found out: expected the database 'default'" in done.stderr
+
+
+def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known(
+    faulty: None, manage: Manage
+) -> None:
     parcels("")
-    done = processors("status", "--fail-if", "pending>0", **FAULTY)
-    assert done.returncode == 1
-    assert "CommandError: warehouse.deliver: pending>0, got 1; " in done.stderr
+    done = manage("status", "warehouse.deliver", "faulty.haunt", "--fail-if", "pending>0")
+    assert done.code == 1
+    assert done.err == "CommandError: warehouse.deliver: pending>0, got 1.\n"
 
 
 def test_a_bound_above_the_usual_limit_is_counted_to(
@@ -140,7 +142,7 @@ def test_a_bound_above_the_usual_limit_is_counted_to(
     parcels(*[""] * 4)
     shown = manage("status", "warehouse.deliver")
     assert (shown.code, shown.err) == (0, "")
-    assert "pending         more than 2\n" in shown.out
+    assert "pending         2+\n" in shown.out
     assert manage("status", "warehouse.deliver", "--fail-if", "pending>3").code == 1
     assert manage("status", "warehouse.deliver", "--fail-if", "pending>4").code == 0
 
@@ -170,12 +172,7 @@ def test_what_takes_too_long_is_unknown_and_decides_no_condition(
     assert re.search(r"pending +could not be found out: not within 0.2 s\n", shown.out)
     found = manage("status", "slow.wait", "--timeout", "0.2", "--fail-if", "pending>0")
     assert found.code == 3
-    assert "pending could not be found out: not within 0.2 s" in found.err
-    (pending,) = (
-        each["pending"]
-        for each in json.loads(manage("status", "slow.wait", "--timeout", "0.2", "--json").out)
-    )
-    assert pending["how"] == "unknown"
+    assert "slow.wait: could not be found out: not within 0.2 s" in found.err
     listed = manage("list", "--timeout", "0.2")
     assert re.search(r"^ *\? .* slow\.wait", listed.out, re.MULTILINE)
     documents = json.loads(manage("list", "--timeout", "0.2", "--json").out)
@@ -239,7 +236,6 @@ def test_show_says_why_a_row_is_not_handled(manage: Manage) -> None:
         (["warehouse.fetch", "0"], 1, "row 0: there is no row with this key."),
         (["warehouse.fetch", "x"], 2, "expected a primary key of the rows of warehouse.fetch, got"),
         (["warehouse.fetsh", "1"], 2, "did you mean warehouse.fetch?"),
-        (["warehouse.fetch", "1", "--timeout", "-1"], 2, "expected"),
     ],
 )
 def test_show_of_a_row_that_is_not_there(
@@ -253,34 +249,24 @@ def test_show_of_a_row_that_is_not_there(
 # --- requeue, mark-done, discard
 
 
-def test_without_a_terminal_nothing_is_done_unless_it_is_confirmed(manage: Manage) -> None:
-    row = claimed()
-    done = processors("mark-done", "warehouse.fetch", "--pk", str(row.pk))
-    assert done.returncode == 2
-    assert "expected --yes, or a terminal to confirm on, got neither" in done.stderr
+def test_nothing_is_written_unless_the_command_says_so(manage: Manage) -> None:
+    row, young = claimed(), claimed(minutes=1)
+    done = manage("mark-done", "warehouse.fetch", "--pk", str(row.pk))
+    assert done.code == 2
+    assert "one of the arguments --dry-run --yes is required" in done.err
     dry = manage("mark-done", "warehouse.fetch", "--in-doubt", "5m", "--dry-run")
     assert (dry.code, dry.out) == (
         0,
         f"warehouse.fetch: 1 row ({row.pk}) would be marked as done\n",
     )
     none = manage("mark-done", "warehouse.fetch", "--in-doubt", "1h", "--yes")
-    assert (none.code, none.out) == (0, "warehouse.fetch: no rows\n")
+    assert (none.code, none.out) == (0, "warehouse.fetch: 0 rows marked as done\n")
     row.refresh_from_db()
     assert (row.done, row.claimed) == (False, True)
-
-
-@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
-def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None:
-    row, young = claimed(), claimed(minutes=1)
-    with on_a_terminal("requeue", "warehouse.fetch", "--in-doubt", "5m") as (process, leader):
-        os.write(leader, answer)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == code, err
-    question = f"1 row ({row.pk}) of warehouse.fetch will be put back into pending. Continue?"
-    assert question in out + err
+    assert manage("requeue", "warehouse.fetch", "--in-doubt", "5m", "--yes").code == 0
     row.refresh_from_db()
     young.refresh_from_db()
-    assert (row.claimed, young.claimed) == (code != 0, True)
+    assert (row.claimed, young.claimed) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -289,11 +275,14 @@ def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None
         (["requeue", "warehouse.fetch"], "one of the arguments --pk --from --in-doubt --given-up"),
         (["requeue", "warehouse.deliver", "--pk", "1"], "expected reset=… for requeue()"),
         (["discard", "warehouse.fetch", "--pk", "1"], "expected discard(rows, values={…})"),
-        (["discard", "warehouse.fetch", "--pk", "1", "--set", "dead"], "got 'dead' without '='"),
+        (
+            ["discard", "warehouse.fetch", "--pk", "1", "--set", "dead"],
+            "invalid assignment value: 'dead'",
+        ),
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
         (
             ["mark-done", "warehouse.fetch", "--pk", "1", "--reason", "x"],
-            "expected an argument or option of manage.py processors mark-done, got",
+            "unrecognized arguments: --reason",
         ),
     ],
 )
@@ -326,28 +315,14 @@ def test_what_was_given_up_is_discarded_put_back_or_marked_as_done(
     waits.refresh_from_db()
     assert (waits.dead, waits.last_error) == (True, "Discard: left")
     again = manage("discard", "errands.run", "--pk", str(waits.pk), "--yes")
-    assert (again.code, again.out) == (
+    assert (again.code, again.out.splitlines()) == (
         1,
-        f"errands.run: 1 row ({waits.pk}) left: neither pending nor claimed\n",
+        [
+            f"errands.run: 1 row ({waits.pk}) left: neither pending nor claimed",
+            "errands.run: 0 rows discarded",
+        ],
     )
-    assert again.err == "CommandError: 1 row was left as it is.\n"
-
-
-# --- run --pk
-
-
-def test_a_run_for_some_rows(manage: Manage) -> None:
-    one, two, three = parcels("", "", "")
-    done = manage("run", "warehouse.deliver", "--pk", str(one), "--pk", str(three), "0")
-    assert done.code == 0
-    assert done.out.startswith("warehouse.deliver: 2 processed")
-    # Of rows that are named, it is said that they are not pending.
-    again = manage("run", "warehouse.deliver", "--pk", str(one))
-    assert again.out.startswith("warehouse.deliver: nothing pending")
-    assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [two]
-
-
-# --- nothing for nothing
+    assert again.err == "CommandError: 1 row left.\n"
 
 
 def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
@@ -369,9 +344,6 @@ def test_rows_lists_all_rows_in_a_state_with_since_attempts_and_error(manage: Ma
     dead = given_up()
     done = manage("rows", "warehouse.try_twice", "--given-up")
     assert done.out.splitlines()[1].split() == [str(dead.pk), "-", "2", "OSError:", "no", "route"]
-    assert manage("rows", "warehouse.try_twice", "--given-up", "--error", "X").out == (
-        "warehouse.try_twice: no rows\n"
-    )
     assert str(young.pk) not in manage("rows", "warehouse.fetch", "--due").out
 
 
@@ -402,7 +374,7 @@ def test_an_error_in_a_row_forges_no_line_no_formula_and_shows_no_secret(manage:
     ("arguments", "code", "words"),
     [
         (["warehouse.fetch"], 2, "one of the arguments --in-doubt --given-up --due --later"),
-        (["warehouse.fetch", "--due", "--csv", "--json"], 2, "expected --csv or --json, got both"),
+        (["warehouse.fetch", "--due", "--csv", "--json"], 2, "not allowed with argument"),
         (["warehouse.fetsh", "--due"], 2, "did you mean warehouse.fetch?"),
         (["warehouse.fetch", "--in-doubt", "soon"], 2, "expected a duration up to ten years"),
     ],

@@ -46,15 +46,13 @@ def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # t
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"{DELIVER}: paused since ")
     assert " UTC: mail server" in done.out
-    again = manage("pause", DELIVER)
-    assert again.code == 0
-    assert again.out.startswith(f"{DELIVER}: nothing changed: it was paused since ")
+    # A pause that lasts stays as it is.
+    assert manage("pause", DELIVER, "--reason", "other").out == done.out
     # Cron is not to mail: no line, and the exit code is 0.
     assert manage("run", DELIVER) == Ran(0, "", "")
     document = json.loads(manage("run", DELIVER, "--json").out)
     assert (document["stopped"], document["ok"], document["processed"]) == ("paused", True, 0)
-    assert manage("resume", DELIVER).out == f"{DELIVER}: resumed\n"
-    assert manage("resume", DELIVER).out == f"{DELIVER}: nothing changed: it was not paused\n"
+    assert manage("resume", DELIVER).out == f"{DELIVER}: not paused\n"
     assert manage("run", DELIVER).out.startswith(f"{DELIVER}: 2 processed")
 
 
@@ -63,14 +61,12 @@ def test_all_processors_are_paused_and_resumed_by_one_command(
 ) -> None:
     manage("pause", DELIVER, "--reason", "its own")
     done = manage("pause", "--all")
-    assert done.out.startswith("all processors: all processors are paused since ")
+    assert f"{FETCH}: all processors are paused since " in done.out
+    lines = manage("resume", "--all").out.splitlines()
+    assert f"{FETCH}: not paused" in lines
+    assert any(line.startswith(f"{DELIVER}: paused since ") for line in lines)
     found = {each["name"]: each for each in json.loads(manage("resume", "--all", "--json").out)}
-    assert [found[name]["changed"] for name in (DELIVER, FETCH)] == [True, True]
     assert [found[name]["pause"] is None for name in (DELIVER, FETCH)] == [False, True]
-    manage("pause", "--all")
-    first, second = manage("resume", "--all").out.splitlines()
-    assert first == "all processors: resumed"
-    assert second.startswith(f"{DELIVER}: stays paused since ")
 
 
 @contextmanager
@@ -100,7 +96,7 @@ def test_history_does_not_wait_without_end_for_a_table_that_another_session_has_
     with locked():
         done = manage("history", DELIVER)
     assert (done.code, done.out) == (3, "")
-    assert "expected the ledger's tables to answer within 0.2 s, got: no answer; is " in done.err
+    assert "expected the ledger's tables to answer within 0.2 s, got: " in done.err
 
 
 def test_without_the_ledger_the_actions_say_what_is_missing(
@@ -116,11 +112,11 @@ def test_without_the_ledger_the_actions_say_what_is_missing(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["pause"], "expected names of processors or --all, got neither"),
-        (["pause", DELIVER, "--until", "soon"], "expected a duration such as 2h or a time"),
-        (["pause", DELIVER, "--until", "2030-02-31"], "expected a duration such as 2h or a time"),
-        (["pause", DELIVER, "--until", "2020-01-31T06:00"], "expected a time to come, got '2020-"),
-        (["history", "--limit", "0"], "expected a number from 1 to 10000"),
+        (["pause"], "one of the arguments NAME --all is required"),
+        (["pause", DELIVER, "--until", "soon"], "expected a duration up to ten years, such as 90"),
+        (["pause", DELIVER, "--until", "2030-02-31"], "expected a duration up to ten years"),
+        (["pause", DELIVER, "--until", "2020-01-31T06:00"], "give a time to come, or seconds"),
+        (["history", "--limit", "0"], "expected a whole number from 1 to 10,000"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(

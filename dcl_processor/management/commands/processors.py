@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
+from django.core.management.base import BaseCommand, CommandParser
 
 from dcl_processor.management import acting, asking, controlling, running
-from dcl_processor.management.command_line import OneSentenceParser, base_options
 from dcl_processor.management.output import Output
 
 #: The actions in the order of the help, by name.
-_ALL: list[Any] = [running, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS]
-ACTIONS: dict[str, Any] = {each.NAME: each for each in _ALL}
+_ALL = [running.RUN, *asking.ACTIONS, *acting.ACTIONS, *controlling.ACTIONS]
+ACTIONS = {each.name: each for each in _ALL}
 
 
 class Command(BaseCommand):
@@ -31,46 +30,34 @@ class Command(BaseCommand):
         self._owns_process = True
         super().run_from_argv(argv)
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return Django's parser, with errors of one sentence."""
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        return OneSentenceParser(
-            prog=parser.prog,
-            description=parser.description,
-            formatter_class=parser.formatter_class,
-            parents=[parser],
-            add_help=False,
-            called_from_command_line=parser.called_from_command_line,
-        )
-
     def add_arguments(self, parser: CommandParser) -> None:
-        common = base_options()
-        parsers = parser.add_subparsers(
-            dest="action", required=True, metavar="ACTION", parser_class=OneSentenceParser
-        )
-        for name, action in ACTIONS.items():
-            of_action = parsers.add_parser(name, parents=[common], help=action.HELP)
-            action.add_arguments(of_action)
-            of_action.add_argument(
-                "--using",
-                choices=tuple(connections),
-                help="The database alias, instead of the processors' own.",
-            )
-            of_action.add_argument("--json", action="store_true", help="Print only JSON to stdout.")
+        parents = [_django_options()]
+        parsers = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        for each in ACTIONS.values():
+            of_action = parsers.add_parser(each.name, parents=parents, help=each.help)
+            each.add_arguments(of_action)
+            formats = of_action.add_mutually_exclusive_group()
+            for name in ("json", *each.formats):
+                text = f"Print only {name.upper()} to stdout."
+                formats.add_argument(f"--{name}", action="store_true", help=text)
 
     def handle(self, *_: Any, action: str, **options: Any) -> None:
-        output = Output(
-            self.stdout,
-            self.stderr,
-            as_json=options["json"],
-            verbosity=options["verbosity"],
-            tracebacks=options["traceback"] or options.get("tracebacks", False),
-            color=not options["no_color"],
-        )
-        try:
-            ACTIONS[action].handle({**options, "owns_process": self._owns_process}, output)
-            if output.lost:
-                code = getattr(ACTIONS[action], "lost", 1)
-                raise CommandError("output could not be written.", returncode=code)
-        finally:
-            output.close()
+        json, verbosity = options["json"], options["verbosity"]
+        output = Output(self.stdout, self.stderr, as_json=json, verbosity=verbosity)
+        ACTIONS[action].handle({**options, "owns_process": self._owns_process}, output)
+
+
+def _django_options() -> CommandParser:
+    """Return options of Django's own that may be written behind the action.
+
+    No option has a default, so that the same option before the action keeps its value.
+    """
+    options = CommandParser(add_help=False, argument_default=argparse.SUPPRESS)
+    add, hidden = options.add_argument, argparse.SUPPRESS
+    text = "0: errors only; 2: tracebacks, too."
+    add("-v", "--verbosity", type=int, choices=range(4), help=text)
+    for name in ("--settings", "--pythonpath"):  # Django reads them before it loads the command
+        add(name, help=hidden)
+    for name in ("--no-color", "--force-color"):
+        add(name, action="store_true", help=hidden)
+    return options
