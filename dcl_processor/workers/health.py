@@ -7,6 +7,7 @@ a dead one: a restart would not help, and all restarted workers would connect at
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -16,12 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dcl_processor.report.errors import described
 from dcl_processor.workers import monitor
-from dcl_processor.workers.visible import operations
-
-#: Characters of a status: systemd takes no message of more than 4,096 bytes.
-LONGEST_STATUS = 900
 
 
 class Notifier:
@@ -45,10 +41,9 @@ class Notifier:
         """
         names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
         address, microseconds, pid = (environment.pop(name, "") for name in names)
-        if not address.startswith(("/", "@")):
+        if not address:
             return None
-        is_ours = pid in ("", str(os.getpid()))
-        wants_watchdog = is_ours and microseconds.isdecimal() and int(microseconds) > 0
+        wants_watchdog = microseconds and pid in ("", str(os.getpid()))
         return cls(address, int(microseconds) / 1e6 if wants_watchdog else None)
 
     def send(self, *lines: str) -> None:
@@ -63,7 +58,7 @@ class Notifier:
 
 @dataclass(slots=True)
 class Health:
-    """The health of a command that runs these processors; without a file and systemd, of no use."""
+    """The health of a command that runs these processors."""
 
     names: Sequence[str]
     #: Whether the command is to stop.
@@ -73,14 +68,17 @@ class Health:
     notifier: Notifier | None = None
     #: What keeps processors from being run, by their names.
     troubles: dict[str, str] = field(default_factory=dict)
-    _said: str = ""
-    _is_old: bool = False
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a file, or systemd."""
+        return self.file is not None or self.notifier is not None
 
     @property
     def pace(self) -> float:
         """The seconds between two signs of life."""
         watchdog = None if self.notifier is None else self.notifier.watchdog
-        return monitor.PACE if watchdog is None else min(monitor.PACE, watchdog / 2)
+        return min(monitor.PACE, (watchdog or math.inf) / 2)
 
     def ready(self) -> None:
         """Show that the command has started; raises ``OSError`` if the file cannot be written.
@@ -90,21 +88,21 @@ class Health:
         if self.file is not None:
             write_file(self.file, self._document(()))
         if self.notifier is not None:
-            self.notifier.send("READY=1", self._status(())[0])
+            self.notifier.send("READY=1")
 
-    def beat(self, workers: Sequence[Mapping[str, Any]] = (), *, is_alive: bool = True) -> None:
+    def beat(self, workers: Sequence[Mapping[str, Any]] = ()) -> None:
         """Show that this process is alive, and its workers; to be called in each pace.
 
-        ``workers``: the documents of other processes, if they do the work.
+        ``workers``: the documents of other processes, if they do the work. While one of them is not
+        alive, the file gets old, and so it does on a full disk.
         """
+        is_alive = all(each["is_alive"] for each in workers)
         if self.file is not None and is_alive:
-            self._refresh(self.file, self._document(workers))
+            with suppress(OSError):
+                write_file(self.file, self._document(workers))
         if self.notifier is not None:
-            lines = self._status(workers)
-            if is_alive and self.notifier.watchdog is not None:
-                lines.append("WATCHDOG=1")
-            if lines:
-                self.notifier.send(*lines)
+            lines = ["STOPPING=1"] * self.is_stopping() + ["WATCHDOG=1"] * is_alive
+            self.notifier.send(*lines)
 
     def close(self) -> None:
         """Remove the file, as the command ends."""
@@ -112,40 +110,13 @@ class Health:
             with suppress(OSError):
                 self.file.unlink()
 
-    def _refresh(self, file: Path, document: Mapping[str, Any]) -> None:
-        """Write the file again; a full disk is logged once, and the next call tries again."""
-        try:
-            write_file(file, document)
-        except OSError as error:
-            if not self._is_old:
-                message = "%s cannot be written, and gets old although the workers are alive: %s"
-                operations.warning(message, file, described(error))
-            self._is_old = True
-        else:
-            self._is_old = False
-
-    def _status(self, workers: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return what systemd has not heard yet."""
-        words = [f"{'stopping' if self.is_stopping() else 'running'} {' and '.join(self.names)}"]
-        if sick := [str(each["worker"]) for each in workers if not each["is_alive"]]:
-            words.append(f"not alive: worker {', '.join(sick)}")
-        words += [f"waiting: {each['error']}" for each in self._troubles(workers)[:1]]
-        status = "; ".join(words)
-        if status == self._said:
-            return []
-        is_first = self.is_stopping() and not self._said.startswith("stopping")
-        self._said = status
-        return [f"STATUS={status[:LONGEST_STATUS]}", *(["STOPPING=1"] if is_first else [])]
-
-    def _troubles(self, workers: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _document(self, workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         own = [{"processor": name, "error": why} for name, why in [*self.troubles.items()]]
-        return own + [
+        theirs = [
             {"worker": each["worker"], **trouble}
             for each in workers
             for trouble in each["troubles"]
         ]
-
-    def _document(self, workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "processors": [*self.names],
@@ -153,7 +124,7 @@ class Health:
             "workers": [
                 {name: each[name] for name in ("worker", "pid", "is_alive")} for each in workers
             ],
-            "troubles": self._troubles(workers),
+            "troubles": own + theirs,
         }
 
 
@@ -162,14 +133,10 @@ def write_file(path: Path, document: Mapping[str, Any]) -> None:
     # Under another name first, and never through a link, which any user may create in a folder that
     # all may write to.
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
-        new.unlink()  # which a process that had this ID may have left
+    new.unlink(missing_ok=True)  # which a process that had this ID may have left
     try:
-        opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        with os.fdopen(opened, "w", encoding="utf-8") as file:
+        with new.open("x", encoding="utf-8") as file:
             file.write(f"{json.dumps(document)}\n")
         new.replace(path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
-        raise
+    finally:
+        new.unlink(missing_ok=True)

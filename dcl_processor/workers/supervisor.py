@@ -10,6 +10,7 @@ which kills its worker, keeps no worker busy.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -90,11 +91,6 @@ class _Place:
     is_over: bool = False
     #: The worst exit code so far.
     code: int = 0
-    #: When its file was last written, and when that was seen, by the parent's own time.
-    written: int = 0
-    heard: float = 0.0
-    #: Whether it has been written by this worker.
-    is_loaded: bool = False
 
 
 class Supervisor:
@@ -119,9 +115,8 @@ class Supervisor:
         self._restarts, self._deadline = restarts, deadline
         self._command = same_command()
         self._places = [_Place(number) for number in range(1, workers + 1)]
-        self._began = self._last = time.monotonic()
-        #: Seconds for which this process has run: while it is stopped it hears of no worker.
-        self._own = self._shown = 0.0
+        self._began = time.monotonic()
+        self._shown_at = 0.0
         #: The folder in which each worker writes a file as long as it is alive.
         self._signs: Path | None = None
 
@@ -165,11 +160,12 @@ class Supervisor:
         return not self._stop.is_set() and not is_late
 
     def _start(self, place: _Place) -> None:
-        place.started, place.heard = time.monotonic(), self._own
-        place.is_told = place.is_loaded = False
+        place.started, place.is_told = time.monotonic(), False
         file = None if self._signs is None else str(self._signs / str(place.number))
         known = {"number": place.number, "parent": os.getpid(), "began": self._began, "file": file}
         variables = {**os.environ, VARIABLE: json.dumps(known)}
+        if file is not None:
+            Path(file).unlink(missing_ok=True)  # which its predecessor has left
         try:
             with signals_blocked():
                 place.process = subprocess.Popen(
@@ -182,7 +178,8 @@ class Supervisor:
         if code in _OWN:
             place.is_over, place.code = True, max(place.code, code)
         elif code < 0:
-            self._lost(place, f"killed by {_name(-code)}", 128 - code)
+            names = {each.value: each.name for each in signal.Signals}
+            self._lost(place, f"killed by {names.get(-code, -code)}", 128 - code)
         else:
             self._lost(place, f"ended with exit code {code} and without a report", code)
 
@@ -208,42 +205,38 @@ class Supervisor:
     @contextmanager
     def _folder(self) -> Iterator[Path | None]:
         """Make a folder for the signs of life, beside the file that is made from them."""
-        file, notifier = self._health.file, self._health.notifier
-        if file is None and (notifier is None or notifier.watchdog is None):
+        if not self._health.is_shown:
             yield None
             return
-        near = None if file is None else file.parent
+        near = None if self._health.file is None else self._health.file.parent
         with TemporaryDirectory(prefix=".dcl-", dir=near, ignore_cleanup_errors=True) as folder:
             yield Path(folder)
 
     def _show(self) -> None:
         """Show the state of the workers, once in each pace."""
         now = time.monotonic()
-        self._own += min(now - self._last, 1.0)
-        self._last = now
-        if self._own - self._shown >= self._health.pace:
-            self._shown = self._own
-            workers = [self._state(place) for place in self._places if not place.is_over]
-            self._health.beat(workers, is_alive=all(each["is_alive"] for each in workers))
+        if self._signs is not None and now - self._shown_at >= self._health.pace:
+            self._shown_at = now
+            signs = self._signs
+            self._health.beat([_state(each, signs) for each in self._places if not each.is_over])
 
-    def _state(self, place: _Place) -> dict[str, Any]:
-        """Return what is to be shown of a worker; one that waits for its restart is alive."""
-        troubles: list[Any] = []
-        if self._signs is not None:
-            # Not yet written, or by a worker that died in the middle.
-            with suppress(OSError, ValueError):
-                file = self._signs / str(place.number)
-                if (written := file.stat().st_mtime_ns) != place.written:
-                    place.written, place.heard, place.is_loaded = written, self._own, True
-                troubles = json.loads(file.read_bytes())["troubles"]
-        silent = self._own - place.heard
-        return {
-            "worker": place.number,
-            "pid": None if place.process is None else place.process.pid,
-            "is_alive": place.process is None
-            or silent <= (SILENT if place.is_loaded else LOADED_WITHIN),
-            "troubles": troubles,
-        }
+
+def _state(place: _Place, signs: Path) -> dict[str, Any]:
+    """Return what is to be shown of a worker; one that waits for its restart is alive."""
+    document: dict[str, Any] = {}
+    age = math.inf
+    # Not written yet, or by a worker that died in the middle.
+    with suppress(OSError, ValueError):
+        file = signs / str(place.number)
+        age = time.time() - file.stat().st_mtime
+        document = json.loads(file.read_bytes())
+    is_loading = time.monotonic() - place.started <= LOADED_WITHIN
+    return {
+        "worker": place.number,
+        "pid": place.process and place.process.pid,
+        "is_alive": place.process is None or age <= SILENT or (is_loading and age == math.inf),
+        "troubles": document.get("troubles", []),
+    }
 
 
 def same_command() -> list[str]:
@@ -253,14 +246,4 @@ def same_command() -> list[str]:
             "expected manage.py processors, which can be started again, for several workers, got a "
             "call from another program; start it as a program of its own, or run one worker."
         )
-    program = main = sys.argv[0]
-    if not Path(program).exists():  # it has changed its folder
-        main = getattr(sys.modules["__main__"], "__file__", program)
-    return [sys.executable, *(main if each == program else each for each in sys.orig_argv[1:])]
-
-
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:  # a real-time signal
-        return f"signal {signum}"
+    return [sys.executable, *sys.orig_argv[1:]]

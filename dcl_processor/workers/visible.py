@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 
 from dcl_processor.report.errors import printable
 
-#: Bytes of ``application_name`` that PostgreSQL keeps; characters of the host's name, and of the
-#: project's own, in it.
-LONGEST, HOST, BEFORE = 63, 8, 27
+#: Bytes of ``application_name`` that PostgreSQL keeps; characters of the host's name in it.
+LONGEST, HOST = 63, 8
 
 #: The variable that names a session unless ``DATABASES`` does.
 APPLICATION_NAME = "PGAPPNAME"
@@ -30,23 +29,20 @@ def named_sessions(work: str) -> Iterator[None]:
     """Give the worker's name to the sessions of PostgreSQL that this process opens in the block.
 
     The name is the one column of ``pg_stat_activity`` that every role may read, so it has all that
-    is needed to find the worker: the processor, its number, and the host. A project's own name
-    stays in front, and one in ``DATABASES`` stays alone. ``work``: as from ``label()``; of one that
-    is too long the end is kept, which has the number.
+    is needed to find the worker: the processor, its number, and the host. A project's own name,
+    by the variable or in ``DATABASES``, stays. ``work``: as from ``label()``; of one that is too
+    long the end is kept, which has the number.
     """
-    before = os.environ.get(APPLICATION_NAME)
-    host = socket.gethostname()[:HOST]
-    own = f"{ascii_only(before)[:BEFORE]} dcl" if before else "dcl"
-    room = LONGEST - len(own) - len(host) - 2
+    if APPLICATION_NAME in os.environ:
+        yield
+        return
+    host = ascii_only(socket.gethostname()[:HOST])
     # PostgreSQL shows other characters as question marks, some of them as several.
-    os.environ[APPLICATION_NAME] = f"{own} {ascii_only(work)[-room:]} {ascii_only(host)}"
+    os.environ[APPLICATION_NAME] = f"dcl {ascii_only(work)[-LONGEST + len(host) + 5 :]} {host}"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[APPLICATION_NAME]
-        else:
-            os.environ[APPLICATION_NAME] = before
+        del os.environ[APPLICATION_NAME]
 
 
 def ascii_only(text: str) -> str:
@@ -84,7 +80,9 @@ def quiet_unless_configured() -> Iterator[None]:
 def logs_to_stderr() -> bool:
     """Return whether the logger writes errors to stderr: then they are not to be repeated."""
     return logger.isEnabledFor(logging.ERROR) and any(
-        handler.level <= logging.ERROR and _is_stderr(handler) for handler in _handlers()
+        handler.level <= logging.ERROR
+        and getattr(handler, "stream", None) in (sys.stderr, sys.__stderr__)
+        for handler in _handlers()
     )
 
 
@@ -93,15 +91,6 @@ def _handlers() -> Iterator[logging.Handler]:
     while each is not None:
         yield from each.handlers
         each = each.parent if each.propagate else None
-
-
-def _is_stderr(handler: logging.Handler) -> bool:
-    stream = getattr(handler, "stream", None)
-    if stream is None or stream is sys.stderr or stream is sys.__stderr__:
-        return stream is not None
-    with suppress(OSError, ValueError, AttributeError):
-        return bool(stream.fileno() == 2)
-    return False
 
 
 class _Stderr(logging.Handler):

@@ -198,14 +198,11 @@ class Pace:
         """Run again at once after a run that made progress, unless it would try the same rows."""
         now = time.monotonic()
         self.failures = 0
-        retry = self.processor.retry
-        # A row that fails, or is snoozed, can wait if a column keeps its next time.
-        rows_wait = retry is not None and retry.next_attempt_at is not None
-        got_on = report.processed + report.discarded > 0
-        same_rows = report.failed + report.snoozed > 0 and not rows_wait
+        same_rows = report.failed + report.snoozed > 0
         self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
         has_more = report.stopped in {"limit", "timeout"}
         drained = report.stopped == "drained" and not same_rows
+        got_on = report.processed + report.discarded > 0
         self.due = now if got_on and (has_more or drained) else now + self._wait()
 
     def broke(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from io import StringIO
@@ -20,7 +19,7 @@ from dcl_processor.ledger import history
 from dcl_processor.operator import registry
 from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.report.errors import LONGEST_TEXT, LONGEST_TRACEBACK
-from dcl_processor.workers.health import LONGEST_STATUS, Health, Notifier
+from dcl_processor.workers.health import Health
 from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail
@@ -75,9 +74,7 @@ def test_one_error_is_masked_capped_and_in_one_line_everywhere(
     assert SECRET not in page
     assert "y" * 301 not in page
 
-    status, health = shown_by_systemd(tmp_path, NotCharged(LONG))
-    assert "<script>" in status
-    assert_safe(status, LONGEST_STATUS + 100)
+    health = health_file(tmp_path / "health", NotCharged(LONG))
     assert "<script>" in health
     assert_safe(health, LONGEST_TEXT + 300)
 
@@ -88,14 +85,10 @@ def assert_safe(text: str | None, longest: int) -> None:
     assert "\n" not in str(text)
 
 
-def shown_by_systemd(folder: Path, error: Exception) -> tuple[str, str]:
-    """Return what a service that a trouble keeps from work tells systemd, and its health file."""
+def health_file(file: Path, error: Exception) -> str:
+    """Return the health file of a service that a trouble keeps from work."""
     (capture,) = registry.get([NAME])
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(folder / "notify"))
-        file = folder / "health"
-        health = Health([NAME], lambda: False, file, Notifier(str(folder / "notify")))
-        health.troubles[NAME] = Trouble.of(error, capture, None).sentence
-        health.beat()
-        manager.settimeout(10)
-        return manager.recv(5_000).decode(), file.read_text().rstrip()
+    health = Health([NAME], lambda: False, file)
+    health.troubles[NAME] = Trouble.of(error, capture, None).sentence
+    health.beat()
+    return file.read_text().rstrip()

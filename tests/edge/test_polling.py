@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import Report, Retry, batch_processor
+from dcl_processor import Report, batch_processor
 from dcl_processor.operator.times import LONGEST_BACKOFF
 from dcl_processor.workers import watch
 from dcl_processor.workers.watch import Pace, did_something
@@ -33,10 +33,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return CLOCK
 
 
-def pace(*, rows_wait: bool = False) -> Pace:
-    retry = Retry(next_attempt_at="due" if rows_wait else None)
+def pace() -> Pace:
     options: dict[str, Any] = {"pending": Parcel.objects.all(), "done": {"sent": True}}
-    processor = batch_processor(**options, retry=retry)(lambda row: None)
+    processor = batch_processor(**options)(lambda row: None)
     return Pace(processor, 5.0, due=CLOCK.now)
 
 
@@ -74,10 +73,6 @@ def test_idle_waits_are_the_interval_and_part_of_each_is_random() -> None:
 def test_it_goes_on_at_once_after_a_run_that_got_on(counts: dict[str, Any], at_once: bool) -> None:
     wait = after(pace(), **counts)
     assert wait == 0 if at_once else 3.75 <= wait <= 5
-
-
-def test_rows_that_wait_by_a_column_of_their_own_hold_up_nobody() -> None:
-    assert after(pace(rows_wait=True), processed=9, failed=1, snoozed=1) == 0
 
 
 def test_a_wake_up_ends_the_wait(clock: Clock) -> None:
