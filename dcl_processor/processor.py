@@ -106,7 +106,6 @@ class BatchProcessor(Definition[M]):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = DefaultName()  # type: ignore[assignment]  # never inherited
-        names.check_class(cls)
 
     def __init__(self, **given: Any) -> None:
         names.check_options(type(self), options(), given)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
 from typing import ClassVar
 
-from django.db import connection, models
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import models
 from django.utils import timezone
 
 from dcl_processor.columns import LeaseColumn, RetryColumns
@@ -246,27 +244,11 @@ class Call(RetryColumns, LeaseColumn):
     claimed_at = models.DateTimeField(null=True)
 
 
-class SecondsField(models.DateTimeField):  # type: ignore[type-arg]  # no generic at run time
-    """Keeps no microseconds, as columns do that an older application made."""
-
-    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        types = {"postgresql": "timestamp(0) with time zone", "mysql": "datetime"}
-        return types.get(connection.vendor, super().db_type(connection))
-
-    def get_prep_value(self, value: object) -> object:
-        prepared = super().get_prep_value(value)
-        # SQLite's columns keep any text.
-        if isinstance(prepared, datetime) and connection.vendor == "sqlite":
-            return prepared.replace(microsecond=0)
-        return prepared
-
-
 class Misfit(models.Model):
     """Columns that look like what retries, leases and claims need, and are not."""
 
     done = models.BooleanField(default=False)
     never_null = models.DateTimeField(default=timezone.now)
-    to_the_second = SecondsField(null=True)
     day = models.DateField(null=True)
     attempts = models.IntegerField(null=True)
     next_attempt_at = models.DateTimeField(null=True)

@@ -289,10 +289,10 @@ def test_a_whole_window_that_another_copy_has_is_passed_in_a_few_statements(
 
 #: Calls and files at most.
 MOST = {
-    "transactional": (94, 23),
-    "transactional, spanning": (98, 23),
-    "at most once": (96, 24),
-    "at least once": (126, 27),
+    "transactional": (60, 16),
+    "transactional, spanning": (67, 16),
+    "at most once": (80, 22),
+    "at least once": (108, 26),
 }
 
 

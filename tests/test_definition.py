@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -112,14 +112,6 @@ def lazy(row: Parcel) -> Iterator[None]:
     yield None
 
 
-def open_box() -> Iterator[str]:
-    yield "box"
-
-
-async def open_later() -> AsyncIterator[str]:
-    yield "box"
-
-
 REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"done": {}}, InvalidDone, r"expected done to name at least one column, got {}; leave it out"),
     ({"done": "sent"}, InvalidDone, r"expected done to be a mapping .* got 'sent'"),
@@ -158,8 +150,6 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"concurrency": None}, InvalidOption, r"a whole number of handlers from 1, got None"),
     ({"max_consecutive_failures": -1}, InvalidOption, r"rows from 0, got -1; with 0, fail"),
     ({"max_pending": 0}, InvalidOption, r"max_pending to be a whole number of rows from 1, got 0"),
-    ({"resource": open_box}, InvalidOption, r"got the generator open_box\(\); .* contextmanager"),
-    ({"resource": open_later}, InvalidOption, r"decorate it with contextlib's asynccontextmanager"),
     ({"resource": 7}, InvalidOption, r"expected resource to be a callable without arguments .* 7"),
     ({"resource": lambda row: None}, InvalidOption, r"expected resource to be a callable without"),
     (
@@ -243,14 +233,6 @@ def test_methods_are_neither_options_nor_listed_as_such() -> None:
     listed = str(info.value).partition("the options are ")[2].rstrip(".").split(", ")
     assert {"done", "concurrency", "pending", "get_done"} <= set(listed)
     assert not {"run", "in_doubt", "mark_done", "requeue", "wake"} & set(listed)
-
-
-def test_a_lambda_without_arguments_in_a_class_is_no_method() -> None:
-    kind = type("Send", (SendParcels,), {"pending": lambda: PENDING})
-    with pytest.raises(InvalidPending, match=r"expected pending in a class .* pending\(self\)"):
-        kind()
-    kind = type("Send", (SendParcels,), {"pending": staticmethod(lambda: PENDING)})
-    assert kind().pending() is PENDING
 
 
 def test_a_function_for_done_in_a_class_is_a_method_of_another_name() -> None:

@@ -1,14 +1,14 @@
-"""A name that is no option is refused with what to write instead of it."""
+"""A name that other task queues give an option is refused with what to write instead of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.options import names as gone
 from tests.models import Parcel
@@ -38,38 +38,16 @@ def in_a_class(name: str) -> object:
     return type("Send", (Send,), {name: 3})
 
 
-def of_a_retry(name: str) -> object:
-    retry: Any = Retry
-    return retry(**{name: 3})
-
-
-@pytest.mark.parametrize(
-    ("define", "table"),
-    [
-        (by_keyword, gone.OF_A_PROCESSOR),
-        (by_decorator, gone.OF_A_PROCESSOR),
-        (in_a_class, gone.OF_A_PROCESSOR),
-        (by_keyword, gone.OF_OTHERS),
-        (by_decorator, gone.OF_OTHERS),
-        (of_a_retry, gone.OF_A_RETRY),
-    ],
-)
-def test_each_name_is_refused_with_what_replaces_it(
-    define: Callable[[str], object], table: Mapping[str, str]
-) -> None:
-    for name, instead in table.items():
+@pytest.mark.parametrize("define", [by_keyword, by_decorator])
+def test_each_name_is_refused_with_what_replaces_it(define: Callable[[str], object]) -> None:
+    for name, instead in gone.OF_OTHERS.items():
         with pytest.raises(InvalidOption) as refused:
             define(name)
         assert str(refused.value).endswith(f" has no option {name!r}; {instead}.")
 
 
 def test_no_name_is_an_option_at_the_same_time() -> None:
-    assert not [name for name in gone.OF_A_PROCESSOR | gone.OF_OTHERS if hasattr(Send, name)]
-
-
-def test_an_unknown_parameter_of_a_retry_is_pythons_own_error() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tries'"):
-        of_a_retry("tries")
+    assert not [name for name in gone.OF_OTHERS if hasattr(Send, name)]
 
 
 def test_a_class_may_use_the_words_of_others_for_its_own() -> None:

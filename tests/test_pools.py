@@ -98,8 +98,8 @@ def test_a_pool_without_room_for_the_thread_of_async_handlers_is_refused(
     run = make(handle, **options)
     with pooled(needed - 1, timeout=5):
         sentence = (
-            f"room for {needed} connections, one for the run, one for the thread of async handlers"
-            f".* got max_size={needed - 1}"
+            f"room for {needed} connections, one for the run, 1 for threads of handlers, .* got "
+            f"max_size={needed - 1}"
         )
         with pytest.raises(Unsupported, match=sentence):
             run(concurrency=concurrency)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.models import Model, QuerySet, Value
+from django.db.models import Model
 from django.db.transaction import atomic
 from django.utils import timezone
 
@@ -20,17 +20,11 @@ from dcl_processor.engine.rows import Row
 from dcl_processor.options.model_columns import check_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.report.errors import add_note, described
-from dcl_processor.report.exceptions import (
-    AttemptsUsedUp,
-    InvalidDone,
-    InvalidOption,
-    ProcessorError,
-)
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Discarded, Failed, Outcome, Snoozed
 from dcl_processor.report.values import Values, is_constant
-from dcl_processor.sql.steps import Write
 
 #: The errors of a flip from which Django cannot build a statement.
 UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError, OverflowError)
@@ -38,8 +32,6 @@ UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueEr
 
 def invalid_done(label: str, error: BaseException) -> InvalidDone:
     """Return the error for a flip from which Django cannot build a statement."""
-    if isinstance(error, FieldError):
-        return InvalidDone(f"{label}: expected done to name columns, got: {error}")
     return InvalidDone(
         f"{label}: expected done to give columns values that they can hold, got {described(error)}"
     )
@@ -51,18 +43,6 @@ def fixed_flip(processor: Definition[Any]) -> Values | None:
     if done is None or not all(map(_is_shared, done.values())):
         return None
     return with_cleared_retry(processor, done)
-
-
-def flips(handled: Sequence[Row]) -> list[Write]:
-    """Return what to write to the handled rows; rows with the same values are one write."""
-    found: dict[Any, tuple[Values, list[Any]]] = {}
-    last: Values | None = None
-    key: Any = None
-    for row in handled:
-        if row.flip is not last:  # a fixed flip is one object
-            last, key = row.flip, likeness(row.flip)
-        found.setdefault(key, (row.flip, []))[1].append(row.pk)
-    return [Write(values, pks, asks=True) for values, pks in found.values()]
 
 
 def _is_shared(value: Any) -> bool:
@@ -79,19 +59,6 @@ def likeness(values: Values) -> Any:
         return id(values)
     is_known = all(is_constant(each) or each is timezone.now for each in values.values())
     return key if is_known else id(values)
-
-
-def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]) -> None:
-    """Raise if the handler has moved the row to another key, under which it is still pending."""
-    key = row.instance.pk
-    if key == row.pk or None in (key if isinstance(key, tuple) else (key,)):
-        return
-    # A copy of a row has another key, too, but the original row still exists.
-    if table.filter(pk=key).exists() and not table.filter(pk=row.pk).exists():
-        raise ProcessorError(
-            f"{processor.name}: expected the handler not to change its row's primary key, got row "
-            f"{row.pk} with the key {key}; change another column, or create a new row."
-        )
 
 
 def used_up(processor: Definition[Any], row: Row) -> Failed:
@@ -120,24 +87,27 @@ def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
     """Return what ``done`` gives for a row; ``arguments``: the result, if it takes that."""
     if processor._has_fixed_flip:
         return processor.done or {}  # checked before the run
-    label = processor.name
+    return _returned(processor, row, "done", partial(processor.get_done, row, *arguments))
+
+
+def _returned(
+    processor: Definition[Any], row: Model, option: str, call: Callable[[], Any]
+) -> Values:
+    """Return the values that a function of the user's gives for a row; raises ``InvalidDone``."""
+    expected = (
+        f"{processor.name}: expected {option} to return a mapping of column names to values, such "
+        "as {'sent': True}, got"
+    )
     try:
-        values: Any = processor.get_done(row, *arguments)
-    except BaseException as error:
-        if ends_the_run(error):
-            raise
-        raise InvalidDone(
-            f"{label}: expected done to return a mapping of column names to values, such as "
-            f"{{'sent': True}}, got {type(error).__name__} raised by it: {described(error)}"
-        ) from error
+        values = call()
+    except BaseException as error:  # of the user's function
+        raise_interrupt(error)
+        words = f"{expected} {type(error).__name__} raised by it: {described(error)}"
+        raise InvalidDone(words) from error
     if not isinstance(values, Mapping):
-        raise InvalidDone(
-            f"{label}: expected done to return a mapping of column names to values, such as "
-            f"{{'sent': True}}, got {values!r:.100}."
-        )
-    check_columns(values, type(row), label)
-    # A copy, because the function may reuse the mapping, or a Value in it, for the next row.
-    return {name: copy(value) if type(value) is Value else value for name, value in values.items()}
+        raise InvalidDone(f"{expected} {values!r:.100}.")
+    check_columns(values, type(row), processor.name, option)
+    return {**values}  # the function may use the mapping again, for the next row
 
 
 # --- of a row that was not handled
@@ -213,41 +183,16 @@ def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Va
     row's error as a note.
     """
     alias = row._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001  # documented
+    call = lambda: processor.get_failed(row, error) or {}  # noqa: E731
     # A query of that function that fails must not take the row's record with it.
-    may_query = processor._has_dead_letter and processor.failed is None
-    may_query = may_query and connections[alias].in_atomic_block
+    may_query = processor._writes("get_failed") and connections[alias].in_atomic_block
     try:
         with atomic(using=alias) if may_query else nullcontext():
-            values = processor.get_failed(row, error)
-        return _checked(processor, row, values)
-    except BaseException as second:
-        if ends_the_run(second):
-            raise
-        invalid = isinstance(second, InvalidDone)
-        sentence = (
-            str(second)
-            if invalid
-            else f"{_expected(processor)} {type(second).__name__} raised by it: {described(second)}"
-        )
-        log(logging.WARNING, "%s", sentence)
-        add_note(error, sentence)
+            return _returned(processor, row, "failed", call)
+    except InvalidDone as invalid:
+        log(logging.WARNING, "%s", str(invalid))
+        add_note(error, str(invalid))
         return {}
-
-
-def _checked(processor: Definition[Any], row: Model, values: Any) -> Values:
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise InvalidDone(f"{_expected(processor)} {values!r:.100}.")
-    check_columns(values, type(row), processor.name, "failed")
-    return values
-
-
-def _expected(processor: Definition[Any]) -> str:
-    return (
-        f"{processor.name}: expected failed to return a mapping of column names to values, or None "
-        "to leave the row as it is, got"
-    )
 
 
 def _snoozed(
@@ -259,25 +204,19 @@ def _snoozed(
     if retry is not None and retry.next_attempt_at is not None:
         return snoozed, {**undone, **retry.snoozed(snoozed.delay, snoozed.until)}
     if snoozed.delay is not None or snoozed.until is not None:
-        return Failed(_no_time_kept(processor)), undone
+        error = InvalidOption(
+            f"{processor.name}: expected a Retry with next_attempt_at, the column for the time of "
+            "a Snooze, got a Snooze with a time and no such column; name the column, or raise "
+            "Snooze() without a time."
+        )
+        return Failed(error), undone
     return snoozed, undone
 
 
 def _without(processor: Definition[Any], option: str, raised: str, state: str) -> InvalidOption:
-    way = "take a row out of pending" if option == "failed" else "put a row back into pending"
     return InvalidOption(
         f"{processor.name}: expected {option}=… for a handler that raises {raised}, got none, so "
-        f"the row stays {state}; set {option} to the values that {way}."
-    )
-
-
-def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
-    column = "retry=Retry(…), whose column stores"
-    if processor.retry is not None:
-        column = "Retry's next_attempt_at to name the column that stores"
-    return InvalidOption(
-        f"{processor.name}: expected {column} the time of a Snooze, got a Snooze with a time and "
-        "no such column; name the column, or raise Snooze() without a time."
+        f"the row stays {state}; add {option}=…."
     )
 
 

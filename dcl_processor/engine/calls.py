@@ -7,9 +7,8 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,15 +20,8 @@ from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
 from dcl_processor.report.exceptions import HandlerTimeout, TransactionLeftOpen, Unsupported
-from dcl_processor.report.interrupts import HandlerCancelled, ends_the_run
-from dcl_processor.report.outcomes import (
-    Failed,
-    Handled,
-    Outcome,
-    as_exception,
-    judge,
-    returned_error,
-)
+from dcl_processor.report.interrupts import HandlerCancelled, ends_the_run, raise_interrupt
+from dcl_processor.report.outcomes import Failed, Handled, Outcome, judge, returned_error
 from dcl_processor.report.values import seconds
 from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back, says_open
 
@@ -78,7 +70,7 @@ class Limited:
 
 #: The calls with a limit that are under way in this process, in any thread, for one that ends the
 #: process if a handler cannot be interrupted.
-limited: set[Limited | None] = set()
+limited: set[Limited] = set()
 
 #: In the place of a result: the call may start.
 START: Any = object()
@@ -107,93 +99,77 @@ class Handler:
             result: Result = async_to_sync(self.call_async)(rows, arguments)
             return result
         since = time.monotonic()
-        noted = self._note(rows, since)
+        given = [row.instance for row in rows] if self.is_batch else rows[0].instance
         try:
-            given = [row.instance for row in rows] if self.is_batch else rows[0].instance
             if self.seconds is None:
                 result = self._function(given, *arguments)
             else:
-                with alarm(self.seconds):
+                with self._noted(rows, since, self.seconds), alarm(self.seconds):
                     result = self._function(given, *arguments)
+            return self._understood(rows, result, since)
         except BaseException as error:  # noqa: BLE001  # _judged() raises what ends the run
             return self._judged(error, since)
-        finally:
-            limited.discard(noted)
-        return self._understood(rows, result, time.monotonic() - since)
 
     async def call_async(self, rows: Sequence[Row], arguments: tuple[Any, ...]) -> Result:
         """Call the handler, a coroutine function, on the event loop."""
-        since = time.monotonic()
-        timeout = asyncio.timeout(self.seconds)
-        noted = self._note(rows, since)
+        since, limit = time.monotonic(), self.seconds
+        timeout = asyncio.timeout(limit)
         try:
-            async with timeout:
-                result = await self._function(rows[0].instance, *arguments)
+            with nullcontext() if limit is None else self._noted(rows, since, limit):
+                async with timeout:
+                    result = await self._function(rows[0].instance, *arguments)
+            if limit is not None and timeout.expired():  # whatever the handler makes of it
+                return self._judged(HandlerTimeout(limit), since)
+            return self._understood(rows, result, since)
         except BaseException as error:  # noqa: BLE001  # as above
-            if timeout.expired() and not ends_the_run(error):
-                late = HandlerTimeout(self.seconds or 0)
+            if limit is not None and timeout.expired() and not ends_the_run(error):
+                late = HandlerTimeout(limit)
                 late.__cause__ = error
                 error = late
             return self._judged(error, since)
+
+    @contextmanager
+    def _noted(self, rows: Sequence[Row], since: float, limit: float) -> Iterator[None]:
+        noted = Limited(self._processor.name, [row.pk for row in rows], since, limit)
+        limited.add(noted)
+        try:
+            yield
         finally:
             limited.discard(noted)
-        if timeout.expired():  # whatever the handler makes of it
-            return self._judged(HandlerTimeout(self.seconds or 0), since)
-        return self._understood(rows, result, time.monotonic() - since)
-
-    def _note(self, rows: Sequence[Row], since: float) -> Limited | None:
-        if self.seconds is None:
-            return None
-        noted = Limited(self._processor.name, [row.pk for row in rows], since, self.seconds)
-        limited.add(noted)
-        return noted
 
     def _judged(self, error: BaseException, since: float) -> Outcome:
-        code = error.code if isinstance(error, SystemExit) else 1
-        self._leave_fork(code if isinstance(code, int) else int(code is not None))
-        if ends_the_run(error):
-            raise error
+        if os.getpid() != self._process:
+            os._exit(1)  # the handler has forked it, and the session is its parent's
+        raise_interrupt(error)
         return judge(error, duration=time.monotonic() - since)
 
-    def _leave_fork(self, status: int) -> None:
-        """End a process that the handler has forked: the session is its parent's."""
+    def _understood(self, rows: Sequence[Row], result: Any, since: float) -> Result:
         if os.getpid() != self._process:
-            os._exit(status)
-
-    def _understood(self, rows: Sequence[Row], result: Any, duration: float) -> Result:
-        self._leave_fork(0)
+            os._exit(0)  # as above
+        duration = time.monotonic() - since
         if not self.is_batch:
             return returned(result, duration)
         if (raised := returned_error(result)) is not None:
             # An object that a module keeps for all its calls would collect their tracebacks.
             return judge(raised.with_traceback(None), duration=duration)
-        try:
-            return outcomes_of(self._processor.name, [row.pk for row in rows], result, duration)
-        except BaseException as error:
-            if ends_the_run(error):
-                raise
-            return Failed(as_exception(error), handled=True, duration=duration)
+        return outcomes_of(self._processor.name, [row.pk for row in rows], result, duration)
 
 
-def outcomes_of(
-    label: str, keys: Sequence[Any], results: Any, duration: float
-) -> Mapping[Any, Outcome]:
-    """Return the outcome of each row, by key, from what ``process_batch()`` returned."""
+def outcomes_of(label: str, keys: Sequence[Any], results: Any, duration: float) -> Result:
+    """Return the outcome of each row, by key, from what ``process_batch()`` returned.
+
+    Where that says nothing of each row, the call has failed, although its work may be done.
+    """
     if results is None:
         return {pk: Handled(None, duration) for pk in keys}
     _refuse_coroutine(results)
-    # They need an order and a length, as lists have.
-    has_no_order = isinstance(results, str | bytes | AbstractSet | Mapping)
-    if has_no_order or not isinstance(results, Sized) or not isinstance(results, Iterable):
-        raise Unsupported(
-            f"{label}: expected process_batch() to return None, or a list with one result "
-            f"for each row, got {results!r:.100}."
+    is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes)
+    if not is_list or len(results) != len(keys):
+        error = Unsupported(
+            f"{label}: expected process_batch() to return None, or a list with one result for each "
+            f"of {len(keys)} rows, in their order, got {results!r:.100}."
         )
-    if len(results) != len(keys):
-        raise Unsupported(
-            f"{label}: expected process_batch() to return None or one result for each of "
-            f"{len(keys)} rows, got {len(results)}; return the results in the order of the rows."
-        )
+        return Failed(error, handled=True, duration=duration)
     pairs = zip(keys, results, strict=True)
     return {pk: returned(result, duration, kept=True) for pk, result in pairs}
 
@@ -202,26 +178,19 @@ def returned(result: Any, duration: float | None, *, kept: bool = False) -> Outc
     """Return the outcome that a row's result stands for; a returned exception is as one raised."""
     if result is None:
         return Handled(None, duration)
-    try:
-        if (error := returned_error(result)) is None:
-            _refuse_coroutine(result)
-    except BaseException as raised:  # by an object that stands for another one
-        if ends_the_run(raised):
-            raise
-        error = raised
-    if error is None:
-        return Handled(result, duration)
-    return judge(error, kept=kept, duration=duration)
+    if (error := returned_error(result)) is not None:
+        return judge(error, kept=kept, duration=duration)
+    _refuse_coroutine(result)
+    return Handled(result, duration)
 
 
 def _refuse_coroutine(result: Any) -> None:
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        kind = "generator" if inspect.isgenerator(result) else "coroutine"
-        fix = "iterate over it" if kind == "generator" else "await it, or use async_to_sync()"
         getattr(result, "close", bool)()
         raise Unsupported(
-            f"expected the handler to do its work and return, got a {kind} that is never run; "
-            f"{fix}."
+            "expected the handler to do its work and return, got a "
+            f"{type(result).__name__} that is never run; iterate over it, await it, or use "
+            "async_to_sync()."
         )
 
 

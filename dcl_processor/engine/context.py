@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Model, Q
 
 from dcl_processor.engine import bookkeeping
-from dcl_processor.engine.calls import Call, Handler, Left, Result, left_by
+from dcl_processor.engine.calls import Call, Handler, Left, left_by
 from dcl_processor.engine.executors import Executor, Threads
 from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.engine.keyed import KeyedSource
@@ -42,6 +42,8 @@ class Context:
     source: Source | KeyedSource
     executor: Executor
     stopped: Stopped | None = None
+    #: Models to which no flip was written yet: their rows are handled one at a time.
+    unproven: set[type[Model]]
 
     def __init__(
         self, processor: Definition[Any], limits: Limits, filter: Q | None, using: str | None
@@ -53,6 +55,7 @@ class Context:
         self.counters = Counters(processor, self.observers)
         self.is_transactional = processor.is_transactional
         self.notes_failures = processor._notes_failures
+        self.unproven = processor._identity.unproven
         self.handler = Handler(processor)
         self.resource = Resource(processor, run_coroutine if processor._is_async else None)
         self.marks = Marks(processor)
@@ -61,7 +64,7 @@ class Context:
         #: The flip, if it is the same for all rows.
         self.fixed_flip: Values | None = bookkeeping.fixed_flip(processor)
         #: The notes of the rows at work, and what claims ask of the keys of rows.
-        self.notes: Notes | None = None
+        self.notes = Notes(processor.name)
         self.claims: Claims | None = None
         #: Calls of handlers that were handed out and have not ended, and rows that were decided.
         self.calls: set[Call] = set()
@@ -91,14 +94,20 @@ class Context:
     def must_stop(self) -> bool:
         """Return whether no further row may start."""
         if self.stopped is None:
-            self.stopped = self._reason()
+            self.stopped = self.limits.exceeded(self.counters.handled)
+            if self.counters.fails_too_often or self.failure is not None:
+                self.stopped = "failures"
         return self.stopped is not None
 
-    def _reason(self) -> Stopped | None:
-        heartbeat_failed = self.heartbeat is not None and self.heartbeat.failure is not None
-        if self.counters.fails_too_often or self.executor.failure is not None or heartbeat_failed:
-            return "failures"
-        return self.limits.exceeded(self.counters.handled)
+    @property
+    def failure(self) -> BaseException | None:
+        """Why no handler can be called any more, which is no row's fault."""
+        some = (
+            self.resource.failure,
+            self.executor.failure,
+            getattr(self.heartbeat, "failure", None),
+        )
+        return next((each for each in some if each is not None), None)
 
     def let_in(self, room: int) -> int:
         """Return how many rows the gates let start now; waits while there are none.
@@ -106,7 +115,7 @@ class Context:
         ``is_held_back``: there are none, and rows in flight, whose ends the run waits for instead.
         """
         self.is_held_back = False
-        while room > 0 and self.gates:
+        while room > 0 and self.gates.all:
             if self.must_stop():
                 return 0
             try:
@@ -123,7 +132,7 @@ class Context:
 
     def announce(self, rows: Sequence[Row]) -> Left:
         """Tell the observers that a handler is about to be called for these rows."""
-        return left_by(self._announce, rows) if self.observers else {}
+        return left_by(self._announce, rows) if self.observers.of_rows else {}
 
     def _announce(self, rows: Sequence[Row]) -> None:
         since = self.processor.pending_since
@@ -133,35 +142,13 @@ class Context:
             known = {"attempt": attempt, "since": at, "together": len(rows)}
             self.observers.row("started", row.pk, **known)
 
-    def call(self, rows: Sequence[Row]) -> Result:
-        """Call the handler here, in the transaction that has the locks."""
-        return self.handler.call(rows, self.resource.arguments, self.announce(rows))
-
     def tally(self, pk: Any, outcome: Outcome) -> None:
         """Count a row that is over, and tell the gates."""
         self.counters.count(pk, outcome)
-        if self.gates:
-            self.gates.ended([outcome])
-
-    @property
-    def is_careful(self) -> bool:
-        """Whether rows are handled one at a time: the flip was tried, and not yet written."""
-        question, known = self.source.question, self.processor._identity
-        return question is not None and question.model in known.verified - known.proven
-
-    def prove(self) -> None:
-        if self.source.question is not None:
-            self.processor._identity.proven.add(self.source.question.model)
-
-    def note(self, pks: Sequence[Any]) -> None:
-        """Note the rows whose handler is called in the transaction; none: it has ended."""
-        if self.notes is not None:
-            self.notes.note(pks)
+        self.gates.ended([outcome])
 
     def may_go_on(self, batch: Batch) -> bool:
-        """Return whether the next row of a batch may start."""
-        if not batch.ended:
-            return True
+        """Return whether the next row of a batch may start, after those that have ended."""
         failed = refused = 0
         for _, outcome in reversed(batch.ended):
             if not isinstance(outcome, Failed):
@@ -173,29 +160,27 @@ class Context:
         # After the first refusal the next row is taken alone, and elsewhere.
         ends = (
             refused
-            or self.is_careful
+            or self.unproven
             or self.counters.is_too_many(failed)
             or self.counters.looks_bad(failed)
         )
         return not (ends or self.limits.is_up())
 
     def flip_of(self, row: Row, outcome: Handled) -> Values:
-        """Return the flip of a row that was handled; raises if it cannot be written."""
-        if row.instance.pk != row.pk and self.source.question is not None:
-            bookkeeping.refuse_moved(self.processor, row, self.source.question.table)
-        if self.fixed_flip is not None:
-            return self.fixed_flip
+        """Compute the flip of a row that was handled; raises if it cannot be written."""
         return resolve(bookkeeping.flip(self.processor, row.instance, outcome.result))
 
     def count(self, batch: Batch) -> None:
         """Count the rows of a batch whose transaction has ended."""
         again = [row.pk for row, outcome in batch.ended if outcome is None]
         ended = [(row.pk, outcome) for row, outcome in batch.ended if outcome is not None]
+        left = [pk for pk, outcome in ended if type(outcome) is not Handled]
         for pk, outcome in ended:
-            self.tally(pk, outcome)
-            if type(outcome) is Handled:
-                self.prove()
-        left = {pk for pk, outcome in ended if type(outcome) is not Handled}
+            self.counters.count(pk, outcome)
+        if len(left) < len(ended):
+            self.unproven.clear()
+        if self.gates.all:
+            self.gates.ended([outcome for _, outcome in ended])
         self.source.end([pk for pk, _ in ended], left)
         if again:
             self.source.put_back(again)
@@ -207,7 +192,7 @@ class Context:
         """The rows that the next claim may take."""
         if len(self.unsettled) > MOST_UNSETTLED:
             return 0
-        if self.is_careful:
+        if self.unproven:
             return 0 if self.calls or self.unsettled else 1
         capacity = self.capacity
         if not self.calls:
@@ -239,8 +224,7 @@ def read_attempts(run: Context, question: Question[Any], rows: list[Row]) -> Non
     Before a handler can change the instances.
     """
     retry = run.processor.retry
-    if retry is None or not rows:
-        return
+    assert retry is not None
     name = retry.attempts
     tried = {row.pk: row.before[name] for row in rows if name in row.before}
     tried = tried or column(question, rows, name)

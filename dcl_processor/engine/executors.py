@@ -52,10 +52,8 @@ class Inline:
         self._handler, self._resource, self._refused = handler, resource, refused
         self._calls: deque[Call] = deque()
         self._known, self._is_away = open_aliases(), False
-
-    @property
-    def failure(self) -> BaseException | None:
-        return self._resource.error
+        #: That of the resource, which is the run's.
+        self.failure: BaseException | None = None
 
     def submit(self, call: Call) -> None:
         self._calls.append(call)
@@ -145,7 +143,7 @@ class Threads:
                         result = self._handled(call, resource)
                     finally:
                         self._results.put((call, result))
-                    self.failure = self.failure or resource.error
+                    self.failure = self.failure or resource.failure
         finally:
             resource.close()
             connections.close_all()
@@ -194,6 +192,7 @@ class Loop:
         self._loop = asyncio.new_event_loop()
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # also in a test of the user's
         self._uses_database = self._is_cancelled = self._is_over = False
+        self.failure: BaseException | None = None
         # Not the caller's context: its only thread for database calls may wait for the run.
         self._sensitive = ThreadSensitiveContext()
         self._context = Context()
@@ -202,10 +201,6 @@ class Loop:
         self._thread = threading.Thread(
             target=self._work, name=f"{processor.name}: loop", daemon=True
         )
-
-    @property
-    def failure(self) -> BaseException | None:
-        return self._resource.error
 
     def _connected(self, **_: Any) -> None:
         self._uses_database = True
@@ -234,7 +229,9 @@ class Loop:
         if self._resource.is_stale and self._users[self._resource]:
             self._worn.add(self._resource)
             self._resource = Resource(self._processor, self._run)
-        if answer is START and self._resource.ready():
+        is_ready = answer is START and self._resource.ready()
+        self.failure = self._resource.failure
+        if is_ready:
             call.is_started = True
             self._users[self._resource] += 1
             self._start(self._handle(call, self._resource), call.left)

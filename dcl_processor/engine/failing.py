@@ -12,17 +12,17 @@ from dcl_processor.engine.context import Context
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
 from dcl_processor.report.exceptions import InsideTransaction
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.sql.errors import (
     CANCELLED,
+    code_of,
     is_back,
     is_contention,
     is_database_error,
     is_passing,
     reconnected,
-    state_of,
 )
 from dcl_processor.sql.steps import Write
 
@@ -45,7 +45,7 @@ def isolate(run: Context, batch: Batch, error: Exception) -> None:
     pks = [row.pk for row in batch.rows] or [*batch.wanted.pks]
     # A lock is another session's, and passes; what else comes back may be one row's.
     is_whole = len(pks) == 1 or is_contention(error)
-    if not batch.started and is_whole and is_passing(error) and state_of(error) != CANCELLED:
+    if not batch.started and is_whole and is_passing(error) and code_of(error) != CANCELLED:
         message = "%s: a claim was not answered, and is tried again later: %s"
         log(logging.WARNING, message, run.processor.name, error)
         run.source.missed(pks)
@@ -113,10 +113,9 @@ def _recorded(
             about = (run.processor.name, str(row.pk), refused)
             log(logging.WARNING, bookkeeping.PLAIN, *about, pk=row.pk)
         run.session.commit(batch.question, [Write(values, [row.pk])] if values else [])
-    except Exception as error:  # the row is as it was, and the run goes on
+    except Exception as error:  # noqa: BLE001  # the row is as it was, and the run goes on
         run.session.rollback()
-        if ends_the_run(error):
-            raise
+        raise_interrupt(error)
         message = "%s: the failure of row %s could not be recorded: %s"
         log(logging.WARNING, message, run.processor.name, str(row.pk), error, pk=row.pk)
         reconnected(run.session.using)

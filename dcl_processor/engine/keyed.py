@@ -100,7 +100,7 @@ class KeyedSource:
         for pk, key in last.items():
             self._alone.append(pk)
             self._keys[pk] = key
-        if not last and self._host.notes is not None:
+        if not last:
             self._host.notes.suspects.clear()  # those that are left are no longer pending
         return bool(last)
 
@@ -109,7 +109,7 @@ class KeyedSource:
     def note_claim(self, batch: Batch, claimed: Claimed) -> None:
         """Take note of rows that a claim did not get."""
         self._elsewhere.update(claimed.elsewhere)
-        missed = [pk for pk in claimed.visited if pk not in claimed.rows]
+        missed = [pk for pk in batch.wanted.pks if pk not in claimed.rows]
         self._ours |= {pk: batch.wanted.keys[pk] for pk in {*claimed.ours}.intersection(missed)}
         self._miss(missed)
 
@@ -191,8 +191,7 @@ class KeyedSource:
 
     def _in_turn(self, found: Sequence[Found]) -> list[Found]:
         """Put aside the rows that are not handled in their turn; return the others."""
-        notes = self._host.notes
-        suspects = notes.suspects if notes is not None else ()
+        suspects = self._host.notes.suspects
         turn, known = list[Found](), {*self._keys}
         for row in found:
             # A filter over a to-many relation gives a row once for each match.

@@ -23,9 +23,6 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 #: Handlers in flight at once. Each thread has its own connection; servers allow hundreds of them.
 MOST_THREADS, MOST_TASKS = 1_000, 10_000
 
-#: Of a backlog, the most rows that are counted.
-MOST_COUNTED = 10_000
-
 
 class Limits:
     """Decides when a run may start no further row, and how long it may wait."""
@@ -88,13 +85,10 @@ class Limits:
 
 def refuse_backlog(label: str, question: Question[Any], most: int) -> None:
     """Raise ``TooManyPending`` if more than ``most`` rows wait."""
-    enough = max(most, min(10 * most, MOST_COUNTED))
-    number = scan.count(question, enough)
-    if number > most:
-        got = number if number <= enough else f"more than {enough}"
+    if scan.count(question, most) > most:
         raise TooManyPending(
             f"{label}: expected at most max_pending={most} pending rows in a run without limit, "
-            f"got {got}; pass limit=… (--limit) to handle some of them first, or raise max_pending."
+            "got more; pass limit=… (--limit) to handle some of them first, or raise max_pending."
         )
 
 

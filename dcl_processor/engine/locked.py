@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcl_processor.engine import bookkeeping
 from dcl_processor.engine.context import Context, read_attempts
 from dcl_processor.engine.failing import log_refused
 from dcl_processor.engine.rows import Batch, Row
-from dcl_processor.engine.verify import is_verified, verify
+from dcl_processor.engine.verify import verify
 from dcl_processor.report.exceptions import SessionLost, StillPending
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
+from dcl_processor.report.values import Values
 from dcl_processor.sql.errors import is_contention
 from dcl_processor.sql.savepoint import RowSavepoint
 from dcl_processor.sql.steps import Write
@@ -26,8 +27,9 @@ def claim(run: Context, batch: Batch) -> None:
     run.source.note_claim(batch, claimed)
     if not batch.rows:
         return
-    read_attempts(run, question, batch.rows)
-    if not is_verified(run.processor, question.model):
+    if run.processor.retry is not None:
+        read_attempts(run, question, batch.rows)
+    if question.model not in run.processor._identity.verified:
         verify(run.processor, run.session, question, batch.rows[0])
 
 
@@ -40,20 +42,20 @@ def handle_locked(run: Context, batch: Batch) -> None:
     savepoint = run.session.savepoint()
     try:
         for place, row in enumerate(batch.rows):
-            if not run.may_go_on(batch) or not run.resource.ready():
+            if batch.ended and not (run.may_go_on(batch) and run.resource.ready()):
                 batch.ended += [(each, None) for each in batch.rows[place:]]
                 break
             batch.ended.append((row, row.refused or _handle(run, batch, row, savepoint)))
     finally:
         savepoint.end()
-        run.note([])  # the next row's note takes the place of the one before
+        run.notes.note([])  # the next row's note takes the place of the one before
 
 
 def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Outcome:
     savepoint.begin()
     batch.started.append(row)
-    run.note([row.pk])
-    result = run.call([row])
+    run.notes.note([row.pk])
+    result = run.handler.call([row], run.resource.arguments, run.announce([row]))
     given: Any = result[row.pk] if isinstance(result, Mapping) else result
     outcome = _with_flip(run, row, given)
     try:
@@ -77,10 +79,9 @@ def _with_flip(run: Context, row: Row, outcome: Outcome) -> Outcome:
     if type(outcome) is not Handled:
         return outcome
     try:
-        row.flip = run.flip_of(row, outcome)
-    except Exception as error:
-        if ends_the_run(error):
-            raise
+        row.flip = run.fixed_flip or run.flip_of(row, outcome)
+    except Exception as error:  # noqa: BLE001  # of the user's function
+        raise_interrupt(error)
         log_refused(run.processor, row, outcome.result, error)
         return Failed(error, handled=True, duration=outcome.duration)
     return outcome
@@ -93,19 +94,18 @@ def _handle_together(run: Context, batch: Batch) -> None:
     if not rows or not run.resource.ready():
         batch.ended += [(row, None) for row in rows]
         return
-    if run.is_careful:
+    if run.unproven:
         batch.ended += [(row, None) for row in rows[1:]]
         rows = rows[:1]
     batch.started += rows
     # Race: double claim. Behind a savepoint the rows' locks outlive an error that is caught.
     savepoint = run.session.savepoint()
-    savepoint.begin()
-    run.note([row.pk for row in rows])
+    run.notes.note([row.pk for row in rows])
     try:
-        result = run.call(rows)
+        result = run.handler.call(rows, run.resource.arguments, run.announce(rows))
     finally:
         savepoint.end()
-        run.note([])
+        run.notes.note([])
     run.session.check()
     if not isinstance(result, Mapping):
         run.resource.reopen_later()
@@ -136,12 +136,20 @@ def commit(run: Context, batch: Batch) -> None:
     if not (noted or any(each is not None and each.kept for _, each in batch.ended)):
         session.rollback()
         return
-    writes = bookkeeping.flips(handled)
     batch.is_committing = True
     try:
-        session.commit(question, [*writes, *noted])
+        session.commit(question, [*_flips(run, handled), *noted])
     except bookkeeping.UNWRITABLE as error:
         raise bookkeeping.invalid_done(run.processor.name, error) from error
     except StillPending as error:
         batch.to_blame = next((row for row in handled if row.pk == error.pk), None)
         raise
+
+
+def _flips(run: Context, handled: Sequence[Row]) -> list[Write]:
+    """Return what to write to the handled rows; rows with the same values are one write."""
+    found: dict[Any, tuple[Values, list[Any]]] = {}
+    for row in handled:
+        key = None if row.flip is run.fixed_flip else bookkeeping.likeness(row.flip)
+        found.setdefault(key, (row.flip, []))[1].append(row.pk)
+    return [Write(values, pks, asks=True) for values, pks in found.values()]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from dcl_processor.engine.calls import Call
 from dcl_processor.engine.context import Context, read_attempts
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.engine.settle import FIRST_PAUSE, next_try, settle, write_settled
-from dcl_processor.engine.verify import is_verified, verify
+from dcl_processor.engine.verify import verify
 from dcl_processor.pending import steady as time
-from dcl_processor.report.exceptions import InvalidOption
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.outcomes import Failed, as_exception
 
 #: Seconds that a claim waits for more free places of an event loop.
@@ -25,9 +23,10 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
     question = batch.question
     mark = run.marks.make(question.model)
     since = time.monotonic()
-    if not (is_verified(run.processor, question.model) or _verified(run, batch)):
+    is_verified = question.model in run.processor._identity.verified
+    if not (is_verified or _verified(run, batch)):
         return
-    if run.is_careful:
+    if run.unproven:
         run.source.put_back(batch.wanted.pks[1:])
         batch.wanted = batch.wanted.only(batch.wanted.pks[0])
     batch.mark = mark
@@ -45,39 +44,23 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
     if batch.rows:
         if run.heartbeat is not None and mark.lease is not None:
             tokens = {pk: claimed.after[pk][mark.lease.field] for pk in claimed.rows}
-            _refuse_cut(run, batch, mark.lease.field, next(iter(tokens.values())))
             run.heartbeat.hold(question, tokens, since)
-        read_attempts(run, question, batch.rows)
-
-
-def _refuse_cut(run: Context, batch: Batch, name: str, token: Any) -> None:
-    """Put the rows back, and raise, if the lease's column cuts the microseconds of a time off."""
-    if token.microsecond:
-        return
-    table, model = batch.question.table.filter(pk=batch.rows[0].pk), batch.question.model
-    table.update(**{name: token + timedelta(microseconds=1)})
-    is_cut = table.filter(**{name: token}).exists()
-    table.update(**{name: token})
-    if is_cut:
-        for row in batch.rows:
-            settle(run, batch, row, None)
-        write_settled(run)
-        raise InvalidOption(
-            f"{run.processor.name}: expected {model._meta.label}.{name} to keep microseconds, by "
-            "which a lease that was renewed is recognised, got a column that cuts them off; change "
-            "its type to that of a DateTimeField."
-        )
+        if run.processor.retry is not None:
+            read_attempts(run, question, batch.rows)
 
 
 def _verified(run: Context, batch: Batch) -> bool:
     """Try the flips on a row, in a transaction that is rolled back; return whether one was free."""
-    claimed = run.session.claim(batch.question, batch.wanted.only(batch.wanted.pks[0]))
+    first, *others = batch.wanted.pks
+    one = batch.wanted.only(first)
+    claimed = run.session.claim(batch.question, one)
     for pk, instance in claimed.rows.items():
         verify(run.processor, run.session, batch.question, Row(pk, instance))
     run.session.rollback()
     if not claimed.rows:
+        batch.wanted = one
         run.source.note_claim(batch, claimed)
-        run.source.put_back([pk for pk in batch.wanted.pks if pk not in claimed.visited])
+        run.source.put_back(others)
     return bool(claimed.rows)
 
 
@@ -124,8 +107,7 @@ def settle_call(run: Context, call: Call, result: Any) -> None:
     """Settle the rows of a call that has ended; an interrupt is raised."""
     run.calls.discard(call)
     if isinstance(result, BaseException):
-        if ends_the_run(result):
-            raise result
+        raise_interrupt(result)
         result = Failed(as_exception(result))
     batch = call.batch
     if len(call.rows) > 1 and isinstance(result, Failed):

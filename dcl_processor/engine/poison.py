@@ -2,8 +2,8 @@
 
 Each run of TRANSACTIONAL has a file that names the rows whose handler it has called, and holds its
 lock. A file without one is of a process that has died: it names the row that may have killed it.
-The next run handles such rows last, one by one. Where the folder cannot be used, a run works
-without notes.
+The next run handles such rows last, one by one. Where the folder cannot be used, and for the other
+deliveries, a run works without notes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Notes:
         self._label = label
         self.suspects: set[str] = set()
         self._file: Any = None
-        self._at_work: list[str] = []
+
+    def begin(self) -> None:
+        """Begin to take notes, with the rows that those of dead processes name as suspects."""
         with contextlib.suppress(OSError, ImportError):
             import fcntl  # not on Windows, where a run works without notes
 
@@ -46,7 +48,7 @@ class Notes:
             folder = Path(tempfile.gettempdir()) / f"dcl_processor-{os.getuid()}"
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.stat().st_uid == os.getuid():
-                self._open(folder, blake2b(label.encode(), digest_size=8).hexdigest())
+                self._open(folder, blake2b(self._label.encode(), digest_size=8).hexdigest())
 
     def _open(self, folder: Path, name: str) -> None:
         """Take over the notes of processes that have died, and begin one."""
@@ -67,9 +69,9 @@ class Notes:
         """Note that the handler of these rows is about to be called; none: that it has ended."""
         if self._file is None:
             return
-        self._at_work = [str(pk) for pk in pks]
-        self.suspects.difference_update(self._at_work)
-        text = END.join([*self._at_work, *self.suspects]).encode()
+        at_work = [str(pk) for pk in pks]
+        self.suspects.difference_update(at_work)
+        text = END.join([*at_work, *self.suspects]).encode()
         os.pwrite(self._file.fileno(), text.ljust(WIDTH, END.encode()), 0)
         if len(text) > WIDTH or self.suspects:
             self._file.truncate(max(len(text), WIDTH))

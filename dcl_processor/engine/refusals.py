@@ -13,6 +13,7 @@ from dcl_processor.options import validation
 from dcl_processor.options.options import Definition
 from dcl_processor.report.exceptions import Unsupported
 from dcl_processor.report.observer import Gates
+from dcl_processor.report.values import refuse
 
 #: The connections of a pool whose settings give no number.
 POOL_SIZE = 4
@@ -32,29 +33,34 @@ def refuse_options(
 
 def refuse_without_rate(processor: Definition[Any], gates: Gates) -> None:
     """Raise if the processor has a ``rate``, and nothing keeps it."""
-    if processor.rate is not None and not gates.keep_rate:
-        raise Unsupported(
-            f"{processor.name}: expected 'dcl_processor.ledger' in INSTALLED_APPS, and on, for "
-            "rate, which all machines keep together, got none; add the app and migrate, or leave "
-            "rate out."
-        )
+    refuse(
+        processor.name,
+        processor.rate is not None and not gates.keep_rate,
+        Unsupported,
+        "'dcl_processor.ledger' in INSTALLED_APPS, and on, for rate, which all machines keep "
+        "together, got none; add the app and migrate, or leave rate out",
+    )
 
 
 def refuse_local_time(processor: Definition[Any], connection: Any) -> None:
     """Raise if columns of the package's own would keep times without a zone."""
     if not processor.has_times or connection.vendor == "postgresql":
         return
-    if (zone := connection.settings_dict["TIME_ZONE"]) not in (None, "UTC"):
-        raise Unsupported(
-            f"{processor.name}: expected TIME_ZONE=None or 'UTC' of the alias {connection.alias!r} "
-            f"with a lease, claimed_at or next_attempt_at, got {zone!r}; leave it out of DATABASES."
-        )
-    if not settings.USE_TZ:
-        raise Unsupported(
-            f"{processor.name}: expected USE_TZ=True with a lease, claimed_at or next_attempt_at "
-            f"on {connection.vendor}, whose columns store no zone, got False; set it to True, or "
-            "leave these options out."
-        )
+    zone = connection.settings_dict["TIME_ZONE"]
+    refuse(
+        processor.name,
+        zone not in (None, "UTC"),
+        Unsupported,
+        f"TIME_ZONE=None or 'UTC' of the alias {connection.alias!r} with a lease, claimed_at or "
+        f"next_attempt_at, got {zone!r}; leave it out of DATABASES",
+    )
+    refuse(
+        processor.name,
+        not settings.USE_TZ,
+        Unsupported,
+        f"USE_TZ=True with a lease, claimed_at or next_attempt_at on {connection.vendor}, whose "
+        "columns store no zone, got False; set it to True, or leave these options out",
+    )
 
 
 def refuse_small_pool(processor: Definition[Any], connection: Any, concurrency: int) -> None:
@@ -67,54 +73,60 @@ def refuse_small_pool(processor: Definition[Any], connection: Any, concurrency: 
         return
     given: Mapping[str, Any] = pool if isinstance(pool, Mapping) else {}
     most = given.get("max_size") or given.get("min_size", POOL_SIZE)
-    threads = concurrency if concurrency > 1 and not processor._is_async else 0
-    users = {
-        f", one for each of {threads} threads": threads,
-        ", one for the thread of async handlers": int(processor._is_async),
-        ", and one for the heartbeat": int(processor.lease is not None),
-    }
-    needed = 1 + sum(users.values())
-    if most < needed:
-        words = "".join(each for each, number in users.items() if number)
-        raise Unsupported(
-            f"{processor.name}: expected a connection pool on {connection.alias!r} with room for "
-            f"{needed} connections, one for the run{words}, got max_size={most}; raise max_size in "
-            "OPTIONS['pool'], or lower concurrency."
-        )
+    threads = 1 if processor._is_async else concurrency * (concurrency > 1)
+    needed = 1 + threads + (processor.lease is not None)
+    refuse(
+        processor.name,
+        most < needed,
+        Unsupported,
+        f"a connection pool on {connection.alias!r} with room for {needed} connections, one for "
+        f"the run, {threads} for threads of handlers, and one for the heartbeat of a lease, got "
+        f"max_size={most}; raise max_size in OPTIONS['pool'], or lower concurrency",
+    )
 
 
 def _refuse_concurrency(processor: Definition[Any], connection: Any, concurrency: int) -> None:
-    name, several = processor.name, concurrency > 1
-    if several and processor.is_transactional:
-        raise Unsupported(validation.no_concurrency(name, concurrency))
-    if connection.in_atomic_block and several and not processor._is_async:
-        raise Unsupported(
-            f"{name}: expected concurrency=1 with a plain handler inside a TestCase, whose rows "
-            f"no other thread sees, got {concurrency}; use TransactionTestCase."
-        )
+    several_plain = concurrency > 1 and not processor._is_async
+    refuse(
+        processor.name,
+        concurrency > 1 and processor.is_transactional,
+        Unsupported,
+        validation.NO_CONCURRENCY.format(concurrency),
+    )
+    refuse(
+        processor.name,
+        several_plain and connection.in_atomic_block,
+        Unsupported,
+        "concurrency=1 with a plain handler inside a TestCase, whose rows no other thread sees, "
+        f"got {concurrency}; use TransactionTestCase",
+    )
     patched = sys.modules.get("gevent.monkey")
-    if processor._is_async and patched and patched.is_module_patched("threading"):
-        raise Unsupported(
-            f"{name}: expected real threads for an event loop, got threads patched by gevent; "
-            "write a plain handler, or run it in a process that is not patched."
-        )
+    refuse(
+        processor.name,
+        processor._is_async and patched and patched.is_module_patched("threading"),
+        Unsupported,
+        "real threads for an event loop, got threads patched by gevent; write a plain handler, or "
+        "run it in a process that is not patched",
+    )
     if processor.handler_timeout is not None and not processor._is_async:
-        if several:
-            raise Unsupported(
-                f"{name}: expected concurrency=1 with handler_timeout and a plain handler, which "
-                f"only a signal interrupts, got {concurrency}; start more workers, or write an "
-                "async handler."
-            )
-        refuse_alarm(name)
+        refuse(
+            processor.name,
+            several_plain,
+            Unsupported,
+            "concurrency=1 with handler_timeout and a plain handler, which only a signal "
+            f"interrupts, got {concurrency}; start more workers, or write an async handler",
+        )
+        refuse_alarm(processor.name)
 
 
 def _refuse_tenant(processor: Definition[Any], connection: Any, concurrency: int) -> None:
     """Raise if further sessions of the run would not see the tenant of django-tenants."""
-    tenant = getattr(connection, "schema_name", None)
-    alone = processor.lease is None and concurrency == 1 and not processor._is_async
-    if not alone and tenant not in {None, "public"}:
-        raise Unsupported(
-            f"{processor.name}: expected a processor whose only session is that of the run for a "
-            f"tenant, got the tenant {tenant!r} and a processor with further sessions, which see "
-            "no tenant; choose TRANSACTIONAL, or set the tenant for all sessions by OPTIONS."
-        )
+    tenant = getattr(connection, "schema_name", None) or "public"
+    refuse(
+        processor.name,
+        tenant != "public" and (processor.lease or concurrency > 1 or processor._is_async),
+        Unsupported,
+        "a processor whose only session is that of the run for a tenant, got the tenant "
+        f"{tenant!r} and a processor with further sessions, which see no tenant; choose "
+        "TRANSACTIONAL, or set the tenant for all sessions by OPTIONS",
+    )

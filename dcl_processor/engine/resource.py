@@ -12,14 +12,14 @@ from asgiref.sync import async_to_sync
 from dcl_processor.options.options import Definition
 from dcl_processor.report.errors import forget_frames
 from dcl_processor.report.exceptions import InvalidOption
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 
 
 class Resource:
     """The processor's ``resource()`` in one thread.
 
-    ``arguments``: the handler's arguments after its row: the resource, or nothing. ``error``: why
+    ``arguments``: the handler's arguments after its row: the resource, or nothing. ``failure``: why
     it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it.
     ``run``: runs a coroutine on an event loop.
     """
@@ -29,26 +29,25 @@ class Resource:
         self._stack: ExitStack | None = None
         self.is_stale = False
         self.arguments: tuple[Any, ...] = ()
-        self.error: BaseException | None = None
+        self.failure: BaseException | None = None
 
     def ready(self) -> bool:
         """Open it unless it is open and works; return whether a handler may be called."""
         if self.is_stale:
             self.close()
-        if self._stack is None and self.error is None:
+        if self._stack is None and self.failure is None:
             stack = ExitStack()
             try:
                 self.arguments = self._open(stack)
                 self._stack = stack
             except InvalidOption:
                 raise
-            except BaseException as error:
-                if ends_the_run(error):
-                    raise
+            except BaseException as error:  # noqa: BLE001  # of the user's code
+                raise_interrupt(error)
                 self._log("opened", error)
                 forget_frames(error)
-                self.error = error
-        return self.error is None
+                self.failure = error
+        return self.failure is None
 
     def reopen_later(self) -> None:
         """Note that a row failed: the next ``ready()`` reopens it."""
@@ -61,9 +60,8 @@ class Resource:
             return
         try:
             stack.close()
-        except BaseException as error:
-            if ends_the_run(error):
-                raise
+        except BaseException as error:  # noqa: BLE001  # as above
+            raise_interrupt(error)
             self._log("closed", error)
 
     def _log(self, what: str, error: BaseException) -> None:

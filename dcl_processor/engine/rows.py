@@ -119,8 +119,7 @@ _NOW: Any = DatabaseNow()
 
 @cache
 def _end_of(lease: Lease) -> Any:
-    # SQLite's clock has no microseconds, without which a token looks like one that was cut.
-    return _NOW + timedelta(seconds=lease.seconds, microseconds=1)
+    return _NOW + timedelta(seconds=lease.seconds)
 
 
 @cache

@@ -17,7 +17,6 @@ from dcl_processor.engine.executors import Inline, Loop, Threads
 from dcl_processor.engine.failing import isolate
 from dcl_processor.engine.keyed import KeyedSource
 from dcl_processor.engine.marked import put_back_unstarted, settle_call, settle_next
-from dcl_processor.engine.poison import Notes
 from dcl_processor.engine.refusals import refuse_options
 from dcl_processor.engine.settle import write_settled
 from dcl_processor.engine.source import Source
@@ -88,10 +87,7 @@ class Run(Context):
         return report
 
     def _report(self) -> Report:
-        error = self.executor.failure
-        if error is None and self.heartbeat is not None:
-            error = self.heartbeat.failure
-        return self.counters.report(self.stopped or "drained", error)
+        return self.counters.report(self.stopped or "drained", self.failure)
 
     # --- before the first row
 
@@ -109,7 +105,8 @@ class Run(Context):
         connection.ensure_connection()
         kind = messages.Messages if messages.suits(connection, question) else Session
         self.session = kind(question.using, processor.name)
-        self.notes = Notes(processor.name) if processor.is_transactional else None
+        if processor.is_transactional:
+            self.notes.begin()
         self.executor = self._executor()
         is_alone = self.concurrency == 1 and not processor._is_async
         query = question.queryset.query
@@ -194,8 +191,7 @@ class Run(Context):
         """End a run that has taken no row."""
         self.session.rollback()
         self.executor.close()
-        if self.notes is not None:
-            self.notes.close()
+        self.notes.close()
 
     def _close(self, *, is_interrupted: bool) -> None:
         """End what is open; after an interrupt this is all that is done."""
@@ -216,5 +212,4 @@ class Run(Context):
                 if self.heartbeat is not None:
                     self.heartbeat.close()
                 self.resource.close()
-                if self.notes is not None:
-                    self.notes.close()
+                self.notes.close()

@@ -18,8 +18,9 @@ from dcl_processor.engine.rows import Batch, Row, Unsettled
 from dcl_processor.options.model_columns import by_attname
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import fenced_by, these
+from dcl_processor.report.errors import described
 from dcl_processor.report.exceptions import AttemptsUsedUp
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.report.values import Values, constants_of
@@ -100,8 +101,7 @@ def _write(run: Context, some: Sequence[Unsettled]) -> None:
 
 
 def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> None:
-    if ends_the_run(error):
-        raise error
+    raise_interrupt(error)
     if is_passing(error):
         reconnected(run.session.using)
         for each in some:
@@ -122,8 +122,7 @@ def _not_written(run: Context, some: Sequence[Unsettled], error: Exception) -> N
 
 def _refused(run: Context, each: Unsettled, error: Exception) -> tuple[Outcome | None, Values]:
     """Return the outcome of a row whose settlement the database refuses, and what records it."""
-    if ends_the_run(error):
-        raise error
+    raise_interrupt(error)
     name, row, outcome = run.processor.name, each.row, each.outcome
     if not isinstance(outcome, Handled):
         plain = bookkeeping.in_plain_text(run.processor, each.values)
@@ -192,12 +191,9 @@ def _lost(run: Context, each: Unsettled) -> Outcome | None:
     final, name, pk = each.outcome, run.processor.name, each.row.pk
     if final is None or isinstance(final, Lost):
         return Lost(called=False)
-    if isinstance(final, Failed):
-        message = "%s: row %s was taken over while it failed: %s"
-        log(logging.WARNING, message, name, str(pk), final.error, pk=pk)
-    else:
-        message = "%s: row %s was taken over before it was settled"
-        log(logging.WARNING, message, name, str(pk), pk=pk)
+    message = "%s: row %s was taken over before it was settled as %s%s"
+    error = f": {described(final.error)}" if isinstance(final, Failed) else ""
+    log(logging.WARNING, message, name, str(pk), final.name, error, pk=pk)
     return Lost()
 
 
@@ -214,7 +210,7 @@ def _end(run: Context, row: Row, final: Outcome | None) -> None:
         run.source.put_back([row.pk])
         return
     if type(final) is Handled:
-        run.prove()
+        run.unproven.clear()
     run.tally(row.pk, final)
     run.source.end([row.pk], () if type(final) is Handled else [row.pk])
 
@@ -235,7 +231,7 @@ def _decided(
         return _values_of_failure(run, batch, row, outcome)
     if mark.is_flip:
         return outcome, {}  # flipped before the work
-    return outcome, {**mark.removed, **run.flip_of(row, outcome)}
+    return outcome, {**mark.removed, **(run.fixed_flip or run.flip_of(row, outcome))}
 
 
 def _values_of_failure(

@@ -36,7 +36,7 @@ class Host(Protocol):
     limits: Limits
     counters: Counters
     stopped: Stopped | None
-    notes: Notes | None
+    notes: Notes
 
     def ask(self) -> Question[Any]:
         """Return the question for the next window."""
@@ -156,11 +156,11 @@ class Source:
         if got == len(batch.wanted.pks) and not self._among_others:
             self._got += got
             return
-        missed = [pk for pk in claimed.visited if pk not in claimed.rows]
+        visited = {*batch.wanted.visited(claimed.rows)}
+        missed = [pk for pk in batch.wanted.pks if pk in visited and pk not in claimed.rows]
         stale = [pk for pk in missed if pk in claimed.locked]
         self._host.counters.counts["stale"] += len(stale)
         self._absent += [pk for pk in missed if pk not in claimed.locked]
-        visited = {*claimed.visited}
         self.put_back([pk for pk in batch.wanted.pks if pk not in visited])
         self.in_flight.difference_update(missed)
         self._note_company(got, len(missed), batch)
@@ -240,7 +240,7 @@ class Source:
         yield from self._later()
         self._alone.extend(self._last)
         yield from self._quiet()
-        if self._host.notes is not None and self._host.stopped is None:
+        if self._host.stopped is None:
             self._host.notes.suspects.clear()  # those that are left are no longer pending
 
     def _quiet(self) -> Iterator[_Step]:
@@ -270,16 +270,13 @@ class Source:
     def _begin_window(self, question: Question[Any], waiting: deque[Any]) -> None:
         self._host.begin_window(question)
         self.question, self._waiting = question, waiting
-        suspects = self._host.notes.suspects if self._host.notes is not None else ()
-        if suspects:
-            # Race: poison row. It would end each run before the rows behind it are tried.
-            bad = [pk for pk in waiting if str(pk) in suspects]
-            for pk in bad:
-                waiting.remove(pk)
-            self._tried.update(bad)
-            self._last += bad
+        suspects = self._host.notes.suspects
+        # Race: poison row. It would end each run before the rows behind it are tried.
+        bad = [pk for pk in waiting if str(pk) in suspects] if suspects else []
+        self._tried.update(bad)
+        self._last += bad
         left = [pk for pk in waiting if pk in question.leftover]
-        for pk in left:
+        for pk in [*bad, *left]:
             waiting.remove(pk)
         self._leftover.extend(left)
         # Race: poison row. One that kills each run must not come before the others each time.

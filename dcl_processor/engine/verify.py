@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import Error
-from django.db.models import Model
 
 from dcl_processor.engine import bookkeeping
 from dcl_processor.engine.rows import Row
@@ -24,11 +23,6 @@ from dcl_processor.sql.errors import is_refusal
 from dcl_processor.sql.session import Session
 
 
-def is_verified(processor: Definition[Any], model: type[Model]) -> bool:
-    """Return whether the flips were tried in this process."""
-    return model in processor._identity.verified
-
-
 def verify(
     processor: Definition[Any], session: Session, question: Question[Any], row: Row
 ) -> InvalidDone | None:
@@ -39,6 +33,7 @@ def verify(
     """
     mark, removed = _mark(processor)
     flips, refused = _flips(processor, row)
+    processor._identity.unproven.add(question.model)
     for option, values in flips:
         writes = [mark] if option == "claim" else [mark, {**removed, **values}]
         is_constant = option != "done" or processor._has_fixed_flip
@@ -47,7 +42,7 @@ def verify(
             refused = refused or leaves
             continue
         if option == "done" and leaves:
-            processor._identity.proven.add(question.model)
+            processor._identity.unproven.discard(question.model)
         if option == "claim" and processor.lease is not None:
             if leaves:
                 raise InvalidDone(_not_kept(processor, row.pk))
@@ -112,28 +107,15 @@ def _leaves(
         if is_constant:
             raise refused from error
     except Error as error:
-        refused = InvalidDone(_refused(session, question, row, named, error))
+        option, refused_values = named
+        refused = InvalidDone(
+            f"{session.label}: expected the database to accept "
+            f"{option}={dict(refused_values)!r:.200} for row {row.pk}, got {described(error)!r}; "
+            "change the values, the constraint or the right; no handler was called."
+        )
         if is_constant and is_refusal(error):
             raise refused from error
     return refused
-
-
-def _refused(
-    session: Session, question: Question[Any], row: Row, named: tuple[str, Values], error: Exception
-) -> str:
-    """Return the words for values that the database refuses, with the first column to blame."""
-    column, (option, refused) = "", named
-    for name, value in refused.items():
-        try:
-            session.leaves(question, row.pk, [resolve({name: value})])
-        except Error:
-            column = f" for column {name!r}"
-            break
-    return (
-        f"{session.label}: expected the database to accept {option}={dict(refused)!r:.200} for row "
-        f"{row.pk}, got {described(error)!r}{column}; change the values, the constraint or the "
-        "right; no handler was called."
-    )
 
 
 def _still_pending(processor: Definition[Any], option: str, values: Values, pk: Any) -> str:

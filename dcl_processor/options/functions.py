@@ -30,12 +30,6 @@ def _check_pending(processor: Definition[Any]) -> None:
             f"{processor._label}: expected pending to be a queryset or a callable that returns "
             f"one, got {source!r}; write …objects.filter(…)."
         )
-    written = inspect.getattr_static(type(processor), "pending", None)
-    if inspect.isfunction(written) and "pending" not in vars(processor) and takes(written):
-        raise InvalidPending(
-            f"{processor._label}: expected pending in a class to be a method, pending(self), got a "
-            "function without arguments, such as a lambda; write 'def pending(self)'."
-        )
     if not takes(source):
         raise InvalidPending(
             f"{processor._label}: expected pending to take no arguments, got "
@@ -48,12 +42,6 @@ def _check_resource(processor: Definition[Any]) -> None:
     fits = callable(resource) and takes(resource)
     words = "a callable without arguments that returns a context manager"
     expect(fits, f"{processor._label}: expected resource", words, resource)
-    if inspect.isgeneratorfunction(resource) or inspect.isasyncgenfunction(resource):
-        raise InvalidOption(
-            f"{processor._label}: expected resource() to return a context manager, got the "
-            f"generator {resource.__name__}(); decorate it with contextlib's "
-            f"{'async' * inspect.isasyncgenfunction(resource)}contextmanager."
-        )
 
 
 def _check_handler(processor: Definition[Any]) -> None:
@@ -74,9 +62,8 @@ def _check_handler(processor: Definition[Any]) -> None:
 
 def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        when = "awaited" if inspect.isasyncgenfunction(handler) else "called"
         raise InvalidOption(
-            f"{processor._label}: expected a function that does the work when it is {when}, got "
+            f"{processor._label}: expected a function that does the work when it is called, got "
             f"the generator {called}(); remove the 'yield'."
         )
     if not inspect.iscoroutinefunction(handler):

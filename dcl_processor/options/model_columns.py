@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from django.db.models import CharField, DateTimeField, Field, IntegerField, Model, TextField
-from django.db.models.query_utils import DeferredAttribute
 
 from dcl_processor.options.options import Definition
 from dcl_processor.report.exceptions import InvalidDone, InvalidOption
-from dcl_processor.report.values import Values, is_constant
+from dcl_processor.report.values import Values, refuse
 
 #: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
@@ -49,31 +47,26 @@ def check(processor: Definition[Any], model: type[Model]) -> None:
 
 def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
     """Raise unless the model has the columns of the processor's own bookkeeping."""
-    if processor.claimed_at is not None:
-        words = "a nullable DateTimeField"
-        named = f"{processor.name}: expected claimed_at={processor.claimed_at!r}"
-        expect_column(
-            model, processor.claimed_at, DateTimeField, null=True, named=named, words=words
-        )
     if processor.retry is not None:
         _check_retry(processor, model)
-    if processor.lease is not None:
-        named = f"{processor.name}: expected the Lease's field={processor.lease.field!r}"
-        words = "a nullable DateTimeField"
-        expect_column(
-            model, processor.lease.field, DateTimeField, null=True, named=named, words=words
-        )
-    columns, since = (
-        {each.name: each for each in model._meta.concrete_fields},
-        processor.pending_since,
+    times = {"claimed_at": processor.claimed_at}
+    times["the Lease's field"] = processor.lease.field if processor.lease else None
+    for option, name in times.items():
+        if name is not None:
+            named = f"{processor.name}: expected {option}={name!r}"
+            words = "a nullable DateTimeField"
+            expect_column(model, name, DateTimeField, null=True, named=named, words=words)
+    since = processor.pending_since
+    columns: dict[Any, Any] = {each.name: each for each in model._meta.concrete_fields}
+    column = columns.get(since)
+    refuse(
+        processor.name,
+        isinstance(since, str) and not isinstance(column, DateTimeField),
+        InvalidOption,
+        f"pending_since={since!r} to name a DateTimeField of {model._meta.label}, got "
+        f"{_kind_of(column)}; name the column with the time since when a row is pending, or give "
+        "an expression, such as F('order__shipped_at')",
     )
-    if isinstance(since, str) and not isinstance(columns.get(since), DateTimeField):
-        raise InvalidOption(
-            f"{processor.name}: expected pending_since={since!r} to name a DateTimeField of "
-            f"{model._meta.label}, got {_kind_of(columns.get(since))}; name the column with the "
-            "time since when a row is pending, or give an expression, such as "
-            "F('order__shipped_at')."
-        )
 
 
 def _check_retry(processor: Definition[Any], model: type[Model]) -> None:
@@ -92,7 +85,7 @@ def _check_retry(processor: Definition[Any], model: type[Model]) -> None:
 def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:
     """Raise ``InvalidDone`` unless every name is a column of the model that a flip may write."""
     columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    for name, value in values.items():
+    for name in values:
         if name not in columns:
             raise InvalidDone(
                 f"{label}: expected {option} to name columns of {model._meta.label}, got {name!r}; "
@@ -106,12 +99,6 @@ def check_columns(values: Values, model: type[Model], label: str, option: str = 
             )
         if sentence := in_parents_table(model, columns[name]):
             raise InvalidDone(f"{label}: expected {option} to name columns {sentence}")
-        if more := _set_beside(model, columns[name], value) - {columns[n].attname for n in values}:
-            raise InvalidDone(
-                f"{label}: expected {option} to name {' and '.join(sorted(more))} beside {name}, "
-                f"whose value sets both columns, got {name} alone, and an update would write that "
-                "column alone; name both."
-            )
 
 
 def in_parents_table(model: type[Model], column: Any) -> str | None:
@@ -123,20 +110,6 @@ def in_parents_table(model: type[Model], column: Any) -> str | None:
         f"in the table of {model._meta.label} itself, got {column.name!r}, which is in that of "
         f"{parent._meta.label}; write the processor over {parent._meta.label}."
     )
-
-
-def _set_beside(model: type[Model], column: Any, value: Any) -> set[str]:
-    """Return the other columns that an instance sets with a value, such as a currency."""
-    if isinstance(inspect.getattr_static(model, column.attname), DeferredAttribute):
-        return set()
-    if not is_constant(value):
-        return set()
-    row = model.from_db(None, [], [])
-    try:
-        setattr(row, column.attname, value)
-    except Exception:  # noqa: BLE001  # a descriptor of a library that needs a whole row
-        return set()
-    return {f.attname for f in model._meta.concrete_fields} & vars(row).keys() - {column.attname}
 
 
 def by_attname(model: type[Model], values: Values) -> dict[str, Any]:

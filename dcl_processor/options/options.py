@@ -44,13 +44,13 @@ def _app_label(module: str) -> str:
 class Identity:
     """Stands for a processor and its copies.
 
-    ``verified``: the models on whose rows this process has tried the flips; ``proven``: those of
-    which it knows that a flip can be written.
+    ``verified``: the models on whose rows this process has tried the flips; ``unproven``: those of
+    them to which no flip was written yet.
     """
 
     def __init__(self) -> None:
         self.verified: set[type[Model]] = set()
-        self.proven: set[type[Model]] = set()
+        self.unproven: set[type[Model]] = set()
 
 
 class Definition(Generic[M]):

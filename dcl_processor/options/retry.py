@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 from django.db.models import Model, Q
 
-from dcl_processor.options import names
 from dcl_processor.pending.clock import DatabaseNow, Later
 from dcl_processor.report import values
 from dcl_processor.report.errors import describe, masked, printable
@@ -52,10 +51,6 @@ class Retry:
     attempts: str = "attempts"
     next_attempt_at: str | None = "next_attempt_at"
     last_error: str | None = "last_error"
-
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        names.refuse(cls, given, names.OF_A_RETRY)
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         named = "expected Retry's"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,14 @@ from dcl_processor.report.exceptions import InvalidDone, InvalidOption, Unsuppor
 from dcl_processor.report.observer import Gate, Observer
 from dcl_processor.report.values import (
     DAY,
+    Values,
     constants_of,
     expect,
     expect_seconds,
     expect_type,
     expect_whole_number,
     is_number,
+    refuse,
 )
 
 _Check = Callable[[str, Any], object]
@@ -97,10 +99,6 @@ def check(processor: Definition[Any], missing: Sequence[str]) -> None:
     for option in FLIPS:
         _check_flip(processor, option)
     _check_together(processor)
-    _check_delivery(processor)
-    if processor.retry is not None:
-        _check_retry(processor, processor.retry)
-    _check_groups(processor)
 
 
 def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
@@ -150,156 +148,164 @@ def _as_a_method(option: str, flip: Any) -> str:
     return ""
 
 
-def _check_retry(processor: Definition[Any], retry: Retry) -> None:
-    """Refuse a ``Retry`` that the other options contradict."""
-    gives_up = retry.give_up_on or not issubclass(Exception, retry.on)
-    if gives_up and retry.max_attempts is None and not processor._has_dead_letter:
-        raise InvalidOption(
-            f"{processor._label}: expected failed=… with a Retry that gives up on some errors and "
-            "has max_attempts=None, got none, so that nothing would show which rows were given up "
-            "on; add failed=…, or a number for max_attempts."
-        )
-
-
-def _check_delivery(processor: Definition[Any]) -> None:
-    """Refuse options that the delivery does not use, and require those that it needs."""
-    uses, delivery = USES[processor.delivery], str(processor.delivery).upper()
-    for option in sorted(frozenset().union(*USES.values()) - uses):
-        if getattr(processor, option) is not None:
-            raise InvalidOption(
-                f"{processor._label}: expected no {option} with {delivery}, got "
-                f"{option}={getattr(processor, option)!r}; leave it out, or choose a delivery "
-                "that uses it."
-            )
-    if "lease" in uses and processor.lease is None:
-        raise InvalidOption(
-            f"{processor._label}: expected lease=Lease(…) with {delivery}, got None; set it to the "
-            "seconds after which another worker may take a row over."
-        )
-    if processor.claim is not None:
-        _check_claim(processor)
-    elif processor.lease is not None:
-        _refuse_without_claim(processor, "claimed_at", "AT_LEAST_ONCE without claim")
-    elif "claim" in uses:
-        _check_claimless(processor)
+#: The sentence about handlers that would share a transaction.
+NO_CONCURRENCY = (
+    "concurrency=1 with TRANSACTIONAL, whose handlers work in the transaction of the run, got {}; "
+    "start more workers, or choose AT_LEAST_ONCE or AT_MOST_ONCE"
+)
 
 
 def _check_together(processor: Definition[Any]) -> None:
-    """Refuse what a delivery does not allow."""
-    if processor._handles_batches and processor.delivery == Delivery.AT_MOST_ONCE:
-        raise Unsupported(
-            f"{processor._label}: expected process() with AT_MOST_ONCE, got process_batch(), whose "
-            "error would leave all rows of a batch in doubt; write process(), or choose another "
-            "delivery."
-        )
-    if processor.is_transactional and processor.concurrency > 1:
-        raise Unsupported(no_concurrency(processor._label, processor.concurrency))
-    if processor.max_in_flight is not None and processor.delivery == Delivery.AT_MOST_ONCE:
-        raise Unsupported(
-            f"{processor._label}: expected no max_in_flight with AT_MOST_ONCE, whose rows in doubt "
-            f"would use it up, got {processor.max_in_flight}; leave it out."
-        )
+    """Refuse options that are right alone, but not together."""
+    _check_delivery(processor, str(processor.delivery).upper())
+    if processor.retry is not None:
+        _check_retry(processor, processor.retry)
+    if processor.claim is not None:
+        _check_claim(processor, processor.claim)
+    else:
+        _check_without_claim(processor)
+    if processor.group_by is not None:
+        _check_groups(processor, str(processor.delivery).upper())
+    else:
+        for option in ("in_order", "max_per_group"):
+            value = getattr(processor, option)
+            sentence = (
+                f"{option} together with group_by=…, got {option}={value!r} alone; name the column "
+                "of the key in group_by"
+            )
+            refuse(processor._label, value, InvalidOption, sentence)
 
 
-def no_concurrency(label: str, got: int) -> str:
-    """Return the sentence for handlers that would share a transaction."""
-    return (
-        f"{label}: expected concurrency=1 with TRANSACTIONAL, whose handlers work in the "
-        f"transaction of the run, got {got}; start more workers, or choose AT_LEAST_ONCE or "
-        "AT_MOST_ONCE."
+def _check_delivery(processor: Definition[Any], delivery: str) -> None:
+    uses, is_at_most_once = USES[processor.delivery], processor.delivery == Delivery.AT_MOST_ONCE
+    refuse(
+        processor._label,
+        is_at_most_once and processor._handles_batches,
+        Unsupported,
+        "process() with AT_MOST_ONCE, got process_batch(), whose error would leave all rows of a "
+        "batch in doubt; write process(), or choose another delivery",
+    )
+    refuse(
+        processor._label,
+        processor.is_transactional and processor.concurrency > 1,
+        Unsupported,
+        NO_CONCURRENCY.format(processor.concurrency),
+    )
+    refuse(
+        processor._label,
+        is_at_most_once and processor.max_in_flight is not None,
+        Unsupported,
+        "no max_in_flight with AT_MOST_ONCE, whose rows in doubt would use it up, got "
+        f"{processor.max_in_flight}; leave it out",
+    )
+    for option in sorted(frozenset().union(*USES.values()) - uses):
+        value = getattr(processor, option)
+        sentence = (
+            f"no {option} with {delivery}, got {option}={value!r}; leave it out, or choose a "
+            "delivery that uses it"
+        )
+        refuse(processor._label, value is not None, InvalidOption, sentence)
+    refuse(
+        processor._label,
+        "lease" in uses and processor.lease is None,
+        InvalidOption,
+        f"lease=Lease(…) with {delivery}, got None; set it to the seconds after which another "
+        "worker may take a row over",
     )
 
 
-def _check_claim(processor: Definition[Any]) -> None:
-    label, claim = processor._label, processor.claim or {}
-    if claim == processor.done:
-        raise InvalidOption(
-            f"{label}: expected claim to differ from done, so that a row in doubt differs "
-            f"from a finished one, got {dict(claim)!r} for both."
+def _check_retry(processor: Definition[Any], retry: Retry) -> None:
+    gives_up = retry.max_attempts is None and (
+        retry.give_up_on or not issubclass(Exception, retry.on)
+    )
+    refuse(
+        processor._label,
+        gives_up and not processor._has_dead_letter,
+        InvalidOption,
+        "failed=… with a Retry that gives up on some errors and has max_attempts=None, got none, "
+        "so that nothing would show which rows were given up on; add failed=…, or a number for "
+        "max_attempts",
+    )
+
+
+def _check_claim(processor: Definition[Any], claim: Values) -> None:
+    beside = "a lease" if processor.lease else "retry"
+    refuse(
+        processor._label,
+        claim == processor.done,
+        InvalidOption,
+        "claim to differ from done, so that a row in doubt differs from a finished one, got "
+        f"{dict(claim)!r} for both",
+    )
+    refuse(
+        processor._label,
+        processor.lease is None and not constants_of(claim),
+        InvalidOption,
+        "claim to have at least one constant, by which a claimed row is recognised, got "
+        f"{dict(claim)!r}; add a status or a flag to claim, and use claimed_at=… for the time",
+    )
+    refuse(
+        processor._label,
+        processor.reset is None and (processor.lease or processor.retry),
+        InvalidOption,
+        f"reset=… together with claim and {beside}, got no reset; set reset to the values of a row "
+        "without the claim, with which it is pending again",
+    )
+
+
+def _check_without_claim(processor: Definition[Any]) -> None:
+    is_flipped_first = processor.delivery == Delivery.AT_MOST_ONCE
+    refuse(
+        processor._label,
+        is_flipped_first and not processor._has_fixed_flip,
+        InvalidOption,
+        "done=… to be a mapping with AT_MOST_ONCE and no claim, because it is written before the "
+        "work, got a flip that depends on the handler; add claim=…",
+    )
+    for option in ["claimed_at", *["retry"] * is_flipped_first]:
+        sentence = (
+            f"{option} together with claim=…, got {str(processor.delivery).upper()} without claim; "
+            f"add claim=…, or leave {option} out"
         )
-    if processor.lease is None and not constants_of(claim):
-        raise InvalidOption(
-            f"{label}: expected claim to have at least one constant, by which a claimed row is "
-            f"recognised, got {dict(claim)!r}; add a status or a flag to claim, and use "
-            "claimed_at=… for the time."
-        )
-    if processor.reset is None and (processor.lease or processor.retry):
-        beside = "a lease" if processor.lease else "retry"
-        raise InvalidOption(
-            f"{label}: expected reset=… together with claim and {beside}, got no reset; set reset "
-            "to the values of a row without the claim, with which it is pending again."
-        )
+        refuse(processor._label, getattr(processor, option) is not None, InvalidOption, sentence)
 
 
-def _check_claimless(processor: Definition[Any]) -> None:
-    label = processor._label
-    if not processor._has_fixed_flip:
-        raise InvalidOption(
-            f"{label}: expected done=… to be a mapping with AT_MOST_ONCE and no claim, because it "
-            "is written before the work, got a flip that depends on the handler; add claim=…."
-        )
-    for option in ("retry", "claimed_at"):
-        got = "AT_MOST_ONCE without claim, where a row is done before the work"
-        _refuse_without_claim(processor, option, got)
-
-
-def _refuse_without_claim(processor: Definition[Any], option: str, got: str) -> None:
-    if getattr(processor, option) is not None:
-        raise InvalidOption(
-            f"{processor._label}: expected {option} together with claim=…, got {got}; add "
-            f"claim=…, or leave {option} out."
-        )
-
-
-def _check_groups(processor: Definition[Any]) -> None:
-    """Refuse options of groups that cannot work together."""
-    if processor.group_by is None:
-        for option in ("in_order", "max_per_group"):
-            if getattr(processor, option):
-                raise InvalidOption(
-                    f"{processor._label}: expected {option} together with group_by=…, got "
-                    f"{option}={getattr(processor, option)!r} alone; name the column of the key in "
-                    "group_by."
-                )
-        return
-    for sentence in _contradictions(processor):
-        raise Unsupported(f"{processor._label}: expected {sentence}.")
-    uses = USES[processor.delivery]
-    without_mark = processor.claim is None or processor.claimed_at is None
-    if "claim" in uses and processor.lease is None and without_mark:
-        raise InvalidOption(
-            f"{processor._label}: expected claim=… and claimed_at=… with group_by and "
-            f"{str(processor.delivery).upper()}, got a processor without both; add them, because "
-            "nothing else shows that a row of the key is in flight."
-        )
-
-
-def _contradictions(processor: Definition[Any]) -> Iterator[str]:
-    """Yield what is wrong with options that are right alone, but not together."""
-    if processor.fair_by is not None:
-        yield (
-            f"group_by alone, whose keys take turns anyway, got fair_by={processor.fair_by!r} as "
-            "well; leave fair_by out"
-        )
+def _check_groups(processor: Definition[Any], delivery: str) -> None:
     most = processor.max_per_group or 1
-    if processor._handles_batches:
-        yield (
-            "process() with group_by, got process_batch(); write a processor over the parent, "
-            "whose pending is Parent.objects.filter(Exists(pending children)), and whose handler "
-            "flips the children"
-        )
-    if processor.in_order:
-        yield from _contradictions_in_order(processor, most)
-
-
-def _contradictions_in_order(processor: Definition[Any], most: int) -> Iterator[str]:
-    if most > 1:
-        yield (
-            f"max_per_group=1 or None with in_order, which handles one row of a key at a time, got "
-            f"{most}; leave one of the two out"
-        )
-    if processor.batch_size > 1:
-        yield (
-            f"batch_size=1 with in_order, where a row that fails has to stop the rows behind it, "
-            f"got {processor.batch_size}; leave one of the two out"
-        )
+    refuse(
+        processor._label,
+        processor.fair_by is not None,
+        Unsupported,
+        f"group_by alone, whose keys take turns anyway, got fair_by={processor.fair_by!r} as well; "
+        "leave fair_by out",
+    )
+    refuse(
+        processor._label,
+        processor._handles_batches,
+        Unsupported,
+        "process() with group_by, got process_batch(); write a processor over the parent, whose "
+        "pending is Parent.objects.filter(Exists(pending children)), and whose handler flips the "
+        "children",
+    )
+    refuse(
+        processor._label,
+        processor.in_order and most > 1,
+        Unsupported,
+        "max_per_group=1 or None with in_order, which handles one row of a key at a time, got "
+        f"{most}; leave one of the two out",
+    )
+    refuse(
+        processor._label,
+        processor.in_order and processor.batch_size > 1,
+        Unsupported,
+        "batch_size=1 with in_order, where a row that fails has to stop the rows behind it, got "
+        f"{processor.batch_size}; leave one of the two out",
+    )
+    refuse(
+        processor._label,
+        processor.delivery == Delivery.AT_MOST_ONCE
+        and None in (processor.claim, processor.claimed_at),
+        InvalidOption,
+        f"claim=… and claimed_at=… with group_by and {delivery}, got a processor without both; add "
+        "them, because nothing else shows that a row of the key is in flight",
+    )

@@ -13,7 +13,7 @@ from dcl_processor.pending import steady as time
 from dcl_processor.report.errors import add_note, forget_frames, traceback_text
 from dcl_processor.report.log import log
 from dcl_processor.report.observer import Observers
-from dcl_processor.report.outcomes import Discarded, Failed, Handled, Lost, Outcome, Snoozed
+from dcl_processor.report.outcomes import Discarded, Failed, Handled, Lost, Outcome
 from dcl_processor.report.report import TRIED, Failure, Report, Stopped
 
 #: The most failures kept in a report, and the most failed rows logged by one run.
@@ -43,29 +43,26 @@ class Counters:
         self.fails_too_often = False
 
     def count(self, pk: Any, outcome: Outcome) -> None:
-        """Add an outcome to the report."""
+        """Add an outcome to the report, and tell the observers."""
+        self.counts[outcome.name] += 1
+        self.handled += outcome.called
         if type(outcome) is Handled:
             self.succeeded, self.fails_too_often = True, False
             self.in_a_row = self.refusals = 0
-            self._tell(pk, "processed", outcome)
         elif isinstance(outcome, Failed):
             self._failed(pk, outcome)
-        elif isinstance(outcome, Snoozed):
+        elif isinstance(outcome, Lost):
+            self.in_a_row += outcome.called
+            self.fails_too_often = self.is_too_many(self.in_a_row)
+        else:
             self.succeeded = True
-            self._tell(pk, "snoozed", outcome)
-        elif isinstance(outcome, Discarded):
-            self.succeeded = True
+        if isinstance(outcome, Discarded):
             about = (self._name, str(pk), outcome.error)
-            known = {"pk": pk, "outcome": "discarded", "duration": outcome.duration}
+            known = {"pk": pk, "outcome": outcome.name, "duration": outcome.duration}
             log(logging.WARNING, "%s: row %s discarded: %s", *about, **known)
             forget_frames(outcome.error)
-            self._tell(pk, "discarded", outcome)
-        elif isinstance(outcome, Lost):
-            self.counts["lease_lost"] += 1
-            self._observers.row("ended", pk, outcome="lease_lost")
-            self.in_a_row += outcome.called
-            self.handled += outcome.called
-            self.fails_too_often = self.is_too_many(self.in_a_row)
+        if self._observers.of_rows:
+            self._tell(pk, outcome)
 
     def _failed(self, pk: Any, outcome: Failed) -> None:
         self.in_a_row += 1
@@ -86,21 +83,17 @@ class Counters:
             message = "%s: row %s failed%s: %s"
             log(logging.ERROR, message, *about, error=error, text=text, **known)
         forget_frames(outcome.error)
-        self._tell(pk, "failed", outcome)
 
-    def _tell(self, pk: Any, outcome: str, ended: Any) -> None:
-        self.counts[outcome] += 1
-        self.handled += 1
-        if self._observers:
-            self._observers.row(
-                "ended",
-                pk,
-                attempt=getattr(ended, "attempt", None),
-                outcome=outcome,
-                duration=ended.duration,
-                error=getattr(ended, "error", None),
-                is_retried=getattr(ended, "again_in", None) is not None,
-            )
+    def _tell(self, pk: Any, outcome: Outcome) -> None:
+        self._observers.row(
+            "ended",
+            pk,
+            attempt=getattr(outcome, "attempt", None),
+            outcome=outcome.name,
+            duration=outcome.duration,
+            error=getattr(outcome, "error", None),
+            is_retried=getattr(outcome, "again_in", None) is not None,
+        )
 
     @property
     def _most(self) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 
 MASK = "***"
 
@@ -134,23 +134,17 @@ def represent(error: BaseException) -> str:
 def _said(ask: Callable[[BaseException], str], error: BaseException) -> str | None:
     try:
         return ask(error)
-    except BaseException as raised:  # an error's own methods are arbitrary code
-        if ends_the_run(raised):
-            raise
+    except BaseException as raised:  # noqa: BLE001  # an error's own methods are arbitrary code
+        raise_interrupt(raised)
         return None
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback as text, without lines of the source if the error makes that fail."""
+    """Return the traceback as text, or the error's text alone if it makes that fail."""
     try:
         return "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001  # as above; so may the loader of a module, asked for a line
-        places = [(frame.f_code, line) for frame, line in traceback.walk_tb(frames_of(error))]
-        shown = [
-            f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
-            for code, line in places
-        ]
-        return f"{''.join(shown)}{describe(error)}\n"
+        return f"{describe(error)}\n"
 
 
 def frames_of(error: BaseException) -> Any:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from dcl_processor.report.errors import add_note
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import Report
@@ -109,56 +109,50 @@ observers_installed: list[Callable[[Any], Any]] = []
 
 
 class Observers:
-    """The observers of one run; false if none of them looks at rows."""
+    """The observers of one run; ``of_rows``: those that look at rows."""
 
     def __init__(self, processor: Any, run_id: str) -> None:
         found = [make(processor) for make in observers_installed]
         self.installed = [*filter(None, found)]
         self._all = [*self.installed, *processor.observers]
-        self._of_rows = [each for each in self._all if hasattr(each, "row")]
+        self.of_rows = [each for each in self._all if hasattr(each, "row")]
         self._silent: set[tuple[int, str]] = set()
         self.processor, self.run_id = processor, run_id
 
-    def __bool__(self) -> bool:
-        return bool(self._of_rows)
-
     def run(self, kind: Literal["started", "ended"], using: str, **known: Any) -> None:
         """Tell of the run."""
-        if self._all:
-            self._tell("run", RunEvent(kind, self.processor, self.run_id, using, **known))
+        event = RunEvent(kind, self.processor, self.run_id, using, **known)
+        for each in self._all:
+            self._tell(each, "run", event)
 
     def row(self, kind: Literal["started", "ended"], pk: Any, **known: Any) -> None:
         """Tell of a row."""
-        if self._of_rows:
-            self._tell("row", RowEvent(kind, self.processor, self.run_id, pk, **known))
+        event = RowEvent(kind, self.processor, self.run_id, pk, **known)
+        for each in self.of_rows:
+            self._tell(each, "row", event)
 
-    def _tell(self, method: str, event: RunEvent | RowEvent) -> None:
-        for place, each in enumerate(self._all if method == "run" else self._of_rows):
-            try:
-                getattr(each, method)(event)
-            except BaseException as error:
-                if ends_the_run(error):
-                    raise
-                if (place, method) not in self._silent:
-                    self._silent.add((place, method))
-                    message = "%s.%s() raised, and the run goes on: %s"
-                    log(logging.WARNING, message, type(each).__name__, method, error, error=error)
+    def _tell(self, observer: Any, method: str, event: RunEvent | RowEvent) -> None:
+        try:
+            getattr(observer, method)(event)
+        except BaseException as error:  # noqa: BLE001  # an observer costs no row
+            raise_interrupt(error)
+            if (id(observer), method) not in self._silent:
+                self._silent.add((id(observer), method))
+                message, name = "%s.%s() raised, and the run goes on: %s", type(observer).__name__
+                log(logging.WARNING, message, name, method, error, error=error)
 
 
 class Gates:
-    """The gates of one run; false without any."""
+    """The gates of one run: ``all`` of them."""
 
     def __init__(self, processor: Any, observers: Observers) -> None:
         found = [each for each in observers.installed if isinstance(each, Gate)]
         # What is installed is asked last: it uses up a token for each row that it lets in.
-        self._all: list[Gate] = [*processor.gates, *found]
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
+        self.all: list[Gate] = [*processor.gates, *found]
 
     def may_start(self, n: int) -> int:
         """Return how many rows each gate lets in."""
-        for each in self._all:
+        for each in self.all:
             try:
                 n = min(n, each.may_start(n))
             except EndRun:
@@ -173,9 +167,9 @@ class Gates:
     @property
     def keep_rate(self) -> bool:
         """Whether one of them keeps the option ``rate``."""
-        return any(getattr(each, "keeps_rate", False) for each in self._all)
+        return any(getattr(each, "keeps_rate", False) for each in self.all)
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         """Tell of rows that were let in."""
-        for each in self._all:
+        for each in self.all:
             each.ended(outcomes)

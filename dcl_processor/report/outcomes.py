@@ -58,21 +58,21 @@ def returned_error(result: Any) -> BaseException | None:
     row without its work.
     """
     if isinstance(result, type) and issubclass(result, BaseException):
-        try:
-            return result()
-        except Exception as error:  # noqa: BLE001  # it needs arguments
-            return error
+        result = result()
     return result if isinstance(result, BaseException) else None
 
 
-# --- what the engine makes of a row
+# --- what the engine makes of a row: ``name`` is that of its count in the report, and ``called``
+# whether its handler was called in this run
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
     """The handler returned; ``result`` is what it returned."""
 
+    name: ClassVar[str] = "processed"
     kept: ClassVar[bool] = True
+    called: ClassVar[bool] = True
 
     result: Any = None
     duration: float | None = field(default=None, compare=False)
@@ -86,6 +86,9 @@ class Failed:
     called, and no attempt is counted. ``attempt``, ``max_attempts``, ``again_in``: as in the
     report.
     """
+
+    name: ClassVar[str] = "failed"
+    called: ClassVar[bool] = True
 
     error: Exception
     handled: bool = False
@@ -107,6 +110,9 @@ class Failed:
 class Snoozed:
     """``Snooze``: not now."""
 
+    name: ClassVar[str] = "snoozed"
+    called: ClassVar[bool] = True
+
     delay: float | timedelta | None = None
     until: datetime | None = None
     kept: bool = False
@@ -117,6 +123,9 @@ class Snoozed:
 class Discarded:
     """``Discard``: never."""
 
+    name: ClassVar[str] = "discarded"
+    called: ClassVar[bool] = True
+
     error: Discard
     kept: bool = False
     duration: float | None = field(default=None, compare=False)
@@ -126,7 +135,9 @@ class Discarded:
 class Lost:
     """The worker had lost the row at its settlement, or before its handler was called."""
 
+    name: ClassVar[str] = "lease_lost"
     kept: ClassVar[bool] = False
+    duration: ClassVar[None] = None
 
     called: bool = True
 

@@ -13,6 +13,14 @@ from dcl_processor.report.exceptions import RowsFailed
 #: a gate, such as "paused".
 Stopped = str
 
+#: The last words of a report's line, where these are not "stopped by …".
+_ENDS = {
+    "drained": "",
+    "busy": "; all slots of max_in_flight are taken",
+    "paused": "; paused",
+    "throttled": "; throttled",
+}
+
 #: The outcomes of rows that a handler was called for, as ``row_finished`` has them; and all counts.
 TRIED = ("processed", "failed", "discarded", "snoozed")
 COUNTS = (*TRIED, "skipped", "stale", "lease_lost", "held")
@@ -160,14 +168,7 @@ class Report:
 
     @property
     def _end(self) -> str:
-        match self.stopped:
-            case "drained":
-                return ""
-            case "busy":
-                return "; all slots of max_in_flight are taken"
-            case "paused" | "throttled":
-                return f"; {self.stopped}"
-        return f"; stopped by {self.stopped}"
+        return _ENDS.get(self.stopped, f"; stopped by {self.stopped}")
 
 
 def plain(pk: Any) -> Any:

@@ -158,13 +158,17 @@ Narrow = Callable[[Q, Any], QuerySet[Any, Any]]
 Build = Callable[[Sequence[Any]], list[Any]]
 
 
+def _unchanged(_: Question[Any], sql: str) -> str:
+    return sql
+
+
 def select(
     question: Question[Any],
     name: Any,
     pks: Sequence[Any],
     narrow: Narrow,
     *,
-    change: Callable[[str], str] = str,
+    change: Callable[[Question[Any], str], str] = _unchanged,
 ) -> tuple[Statement, Build]:
     """Return the statement that reads rows by their keys, and what builds them of its answer.
 
@@ -177,7 +181,7 @@ def select(
         try:
             keys = Keys(model, many=many)
             rows = Rows(narrow(keys.condition, keys.order), using)
-            template = Template(change(rows.sql), rows.params, [keys.placeholder])
+            template = Template(change(question, rows.sql), rows.params, [keys.placeholder])
             cache[name] = keys.placeholder, rows, template
         except EmptyResultSet:
             return NOTHING, lambda _: []
@@ -185,7 +189,7 @@ def select(
             cache[name] = None  # a field of the user's own fails on a placeholder
     if cache[name] is None:
         rows = Rows(narrow(Q(pk__in=[*pks]), "pk"), using)
-        return Statement(change(rows.sql), rows.params), rows.build
+        return Statement(change(question, rows.sql), rows.params), rows.build
     placeholder, rows, template = cache[name]
     return template.bind({placeholder: bound_keys(model, using, pks, many=many)}), rows.build
 
@@ -218,6 +222,7 @@ class Assigned:
         found: dict[Placeholder, Any] = {}
         for name, each in self._places.items():
             value = values[name].delay if type(values[name]) is Later else values[name]
+            value = value() if callable(value) else value
             found[each] = each.output_field.get_db_prep_save(value, connection)
             if hasattr(found[each], "as_sql"):
                 raise CannotCompile

@@ -9,32 +9,44 @@ from django.db import DatabaseError, Error, InterfaceError, OperationalError, co
 
 from dcl_processor.pending import steady as time
 
-# 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: PostgreSQL.
-_STATES = frozenset({"40001", "40P01", "55P03"})
+#: no_active_sql_transaction, query_canceled: PostgreSQL.
+NO_TRANSACTION, CANCELLED = "25P01", "57014"
 
-# 1213 deadlock, 1205 lock wait timeout, 1020 record has changed since last read, 3572 NOWAIT.
-_NUMBERS = frozenset({1213, 1205, 1020, 3572})
+_CONTENTION = frozenset(
+    {
+        # serialization_failure, deadlock_detected, lock_not_available: PostgreSQL.
+        *("40001", "40P01", "55P03"),
+        # Deadlock, lock wait timeout, record has changed since last read, NOWAIT: MariaDB, MySQL.
+        *(1213, 1205, 1020, 3572),
+        # Busy, locked.
+        *("SQLite 5", "SQLite 6"),
+    }
+)
 
-_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_INTERRUPT = 5, 6, 9
+#: Of a statement, by MariaDB and by MySQL; KILL QUERY; interrupt.
+_TIMED_OUT = frozenset({CANCELLED, 1969, 3024, 1317, "SQLite 9"})
 
-# Of a statement, by MariaDB and by MySQL, and KILL QUERY.
-_TIMED_OUT = frozenset({1969, 3024, 1317})
-
-# 08 connection, 40 rollback, 53 resources, 57 operator intervention, 58 system error: PostgreSQL.
+#: Classes of PostgreSQL: connection, rollback, resources, operator intervention, system error.
 _OF_THE_MOMENT = frozenset({"08", "40", "53", "57", "58"})
 
-# Too many connections, shutdown, connection killed: MariaDB. Memory, disk, table of locks are full.
-_OF_THE_SERVER = frozenset({1040, 1053, 1927}) | _TIMED_OUT
-_NO_ROOM, _SQLITE_NO_ROOM = frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206}), (7, 13)
+_PASSING = frozenset(
+    {
+        *_CONTENTION,
+        *_TIMED_OUT,
+        # Too many connections, shutdown, connection killed: MariaDB.
+        *(1040, 1053, 1927),
+        # Memory, disk, table of locks are full.
+        *(1021, 1037, 1038, 1041, 1114, 1135, 1206, "SQLite 7", "SQLite 13"),
+    }
+)
 
-#: no_active_sql_transaction, query_canceled.
-NO_TRANSACTION, CANCELLED = "25P01", "57014"
+#: Classes of PostgreSQL: data, syntax or access rule. MariaDB: data too long, out of range, wrong
+#: value; unknown column; no right.
+_REFUSED = ("22", "42")
+_REFUSALS = frozenset({1406, 1264, 1265, 1292, 1366, 1054, 1142, 1143})
 
 #: Seconds for which a run waits for a server that is away, before it calls the next handler.
 AWAY = 5.0
-
-# Of MariaDB: data too long, out of range, wrong value; unknown column; no right.
-_REFUSALS = frozenset({1406, 1264, 1265, 1292, 1366, 1054, 1142, 1143})
 
 
 def is_database_error(error: BaseException) -> bool:
@@ -42,54 +54,40 @@ def is_database_error(error: BaseException) -> bool:
     return isinstance(error, DatabaseError | InterfaceError)
 
 
+def code_of(error: BaseException) -> str | int | None:
+    """Return PostgreSQL's SQLSTATE, MariaDB's number, or SQLite's code, as in "SQLite 5"."""
+    cause: Any = error.__cause__
+    if (state := getattr(cause, "sqlstate", None)) is not None:
+        return str(state)
+    if (code := getattr(cause, "sqlite_errorcode", None)) is not None:
+        return f"SQLite {code & 0xFF}"  # extended codes keep the primary one in their low byte
+    return next((each for each in getattr(cause, "args", ())[:1] if isinstance(each, int)), None)
+
+
 def is_contention(error: BaseException) -> bool:
     """Return whether a claim's error is transient: another session has the lock."""
-    # Extended result codes of SQLite keep the primary one in their low byte.
-    code = getattr(error.__cause__, "sqlite_errorcode", None)
-    is_busy = code is not None and code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
-    return state_of(error) in _STATES or error_number(error) in _NUMBERS or is_busy
+    return code_of(error) in _CONTENTION
 
 
 def is_statement_timeout(error: BaseException) -> bool:
     """Return whether the database ended a statement that took too long."""
-    if state_of(error) == CANCELLED or error_number(error) in _TIMED_OUT:
-        return True
-    code = getattr(error.__cause__, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == _SQLITE_INTERRUPT
+    return code_of(error) in _TIMED_OUT
 
 
 def is_passing(error: BaseException) -> bool:
     """Return whether the same write may succeed later: a lock, a time limit, a lost session."""
-    if is_contention(error):
-        return True
-    state, number = state_of(error), error_number(error)
-    if state is not None:
-        return state[:2] in _OF_THE_MOMENT
-    if number is not None:  # from 2000 they are the client's own, of a session
-        return 2000 <= number < 3000 or number in _OF_THE_SERVER | _NO_ROOM
-    code = getattr(error.__cause__, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in (_SQLITE_INTERRUPT, *_SQLITE_NO_ROOM)
-    return isinstance(error, OperationalError | InterfaceError)
+    code = code_of(error)
+    if code is None:
+        return isinstance(error, OperationalError | InterfaceError)
+    if isinstance(code, int):  # from 2000 they are the client's own, of a session
+        return 2000 <= code < 3000 or code in _PASSING
+    return code[:2] in _OF_THE_MOMENT or code in _PASSING
 
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database refuses what was to be written: the value, or the right."""
-    state = state_of(error) or ""
-    return state.startswith(("22", "42")) or error_number(error) in _REFUSALS
-
-
-def state_of(error: BaseException) -> str | None:
-    """Return the SQLSTATE of an error of PostgreSQL."""
-    state: str | None = getattr(error.__cause__, "sqlstate", None)
-    return state
-
-
-def error_number(error: BaseException) -> int | None:
-    """Return the number of an error of MariaDB or MySQL."""
-    cause = error.__cause__
-    number = cause.args[0] if cause is not None and cause.args else None
-    return number if isinstance(number, int) else None
+    code = code_of(error)
+    return code in _REFUSALS or (isinstance(code, str) and code.startswith(_REFUSED))
 
 
 def is_connected(using: str) -> bool:

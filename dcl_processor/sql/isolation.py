@@ -9,7 +9,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from dcl_processor.report.exceptions import InsideTransaction, Unsupported
-from dcl_processor.sql.errors import error_number
+from dcl_processor.sql.errors import code_of
 
 _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
@@ -42,7 +42,7 @@ def begin(using: str) -> Any:
         try:
             _execute(connection, _READ_COMMITTED)
         except Error as error:
-            if error_number(error) != _IN_TRANSACTION:
+            if code_of(error) != _IN_TRANSACTION:
                 raise
             raise InsideTransaction(_begun(using)) from error
     block.__enter__()
@@ -154,8 +154,7 @@ def is_lost(connection: Any) -> bool:
 
 
 def _status(driver: Any) -> int:
-    # psycopg2 has the status only in its info, which psycopg 3 would create for each read.
-    return int((getattr(driver, "pgconn", None) or driver.info).transaction_status)
+    return int(driver.info.transaction_status)
 
 
 def says_open(connection: Any) -> bool:
@@ -187,7 +186,5 @@ def roll_back(connection: Any) -> None:
     try:
         connection.connection.rollback()
         connection.set_autocommit(True)
-        if connection.vendor != "mysql" and in_transaction(connection):
-            connection.close()  # psycopg2 rolls back only a transaction that it began itself
     except (Error, connection.Database.Error):
         connection.close()

@@ -21,9 +21,8 @@ from dcl_processor.sql.compiled import (
     shape,
     update_sql,
 )
-from dcl_processor.sql.session import by_key
-from dcl_processor.sql.statements import LOCK, choice_of, failing, first_of, own_key, still_pending
-from dcl_processor.sql.steps import Wanted
+from dcl_processor.sql.statements import LOCK, failing, first_of, own_key, still_pending
+from dcl_processor.sql.steps import Wanted, by_key
 
 
 class _Stored(Expression):
@@ -67,7 +66,7 @@ class Marking:
         self._names = [*mark]
         has_keys = question.claims is not None and not bare
         many = len(wanted.pks) > 1 and not has_keys
-        name = "mark", bare, hides, choice_of(wanted), many, shape(mark)
+        name = "mark", bare, hides, wanted.choice, many, shape(mark)
         if name not in question.cache:
             compiled = self._compiled(question, wanted, mark, hides=hides, bare=bare, many=many)
             question.cache[name] = compiled
@@ -117,9 +116,8 @@ class Marking:
         params = [*locking_params, *update_params, *rows.selected_params, *still_params, number]
         needed = [*[keys.placeholder] * (not has_keys), *assigned.placeholders]
         template = Template(sql, params, needed)
-        converters = compiler.get_converters(columns)
-        key_place = keys.placeholder
-        return rows, (compiler, converters), key_place, number, assigned, template, mark
+        read = compiler, compiler.get_converters(columns)
+        return rows, read, keys.placeholder, number, assigned, template, mark
 
     def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
         """Return the old and the new values of the marked columns, by the rows' keys."""

@@ -17,13 +17,13 @@ from django.db.transaction import Atomic
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import Question
 from dcl_processor.report.exceptions import SessionLost, StillPending, TransactionLost
-from dcl_processor.report.values import Values, resolve
+from dcl_processor.report.values import Values
 from dcl_processor.sql import isolation
 from dcl_processor.sql.compiled import LISTED, CannotCompile, Statement, update_sql
-from dcl_processor.sql.errors import reconnected
+from dcl_processor.sql.errors import has_news, reconnected
 from dcl_processor.sql.marking import Marking
 from dcl_processor.sql.savepoint import NAME, RowSavepoint
-from dcl_processor.sql.session import Session, by_key, keys_locked, locked, make_callbacks_robust
+from dcl_processor.sql.session import Session, keys_locked, locked, make_callbacks_robust
 from dcl_processor.sql.statements import (
     XID,
     asked_again,
@@ -35,7 +35,15 @@ from dcl_processor.sql.statements import (
     still_asked,
     writing,
 )
-from dcl_processor.sql.steps import Claimed, Wanted, Write, not_marked, several_written, show
+from dcl_processor.sql.steps import (
+    Claimed,
+    Wanted,
+    Write,
+    by_key,
+    not_marked,
+    several_written,
+    show,
+)
 
 BEGIN, COMMIT = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("COMMIT")
 SAVEPOINT, RELEASE = (Statement(f'{word} "{NAME}"') for word in ("SAVEPOINT", "RELEASE"))
@@ -153,11 +161,11 @@ class Messages(Session):
         if locking:
             self._xid = locking[0][-1]
         if question.claims is not None:
-            return Claimed(rows, wanted.pks, **locked(question, wanted, answers[:-1]))
+            return Claimed(rows, **locked(question, wanted, answers[:-1]))
         if question.own_table:
-            return Claimed(rows, wanted.visited(rows))
+            return Claimed(rows)
         ours = {answer[0] for answer in answers[0]}
-        return Claimed({pk: row for pk, row in rows.items() if pk in ours}, wanted.pks, ours)
+        return Claimed({pk: row for pk, row in rows.items() if pk in ours}, ours)
 
     def _enter(self) -> None:
         """Let Django know that a transaction is open: what a handler calls depends on it."""
@@ -167,8 +175,10 @@ class Messages(Session):
         connection.savepoint_ids, connection.atomic_blocks = [], [self._atomic]
 
     def _leave(self) -> None:
-        self.connection.autocommit = True
-        isolation.forget_transaction(self.connection)
+        connection = self.connection
+        connection.in_atomic_block = connection.needs_rollback = False
+        connection.autocommit = True
+        connection.savepoint_ids, connection.atomic_blocks = [], []
 
     def begin(self) -> None:
         """Open a transaction with an id, without a claim."""
@@ -188,7 +198,8 @@ class Messages(Session):
             raise SessionLost
         if driver.pgconn.transaction_status == _IDLE:
             raise TransactionLost
-        self._listen()
+        if has_news(driver):
+            self._listen()
 
     def leaves(self, question: Question[Any], pk: Any, writes: Sequence[Values]) -> bool:
         row = question.table.filter(pk=pk)
@@ -212,25 +223,26 @@ class Messages(Session):
         pks = [pk for each in writes for pk in each.pks]
         if self._xid is not None:
             statements += self._written(question, writes, self._xid)
-        make_callbacks_robust(self.connection)
+        has_callbacks = bool(self.connection.run_on_commit)
+        if has_callbacks:
+            make_callbacks_robust(self.connection)
         self._send_checked([*statements, COMMIT], pks)
         self._leave()
         self.has_committed = True
-        if self.connection.run_on_commit:
+        if has_callbacks:
             self.connection.run_and_clear_commit_hooks()
 
     def _written(
         self, question: Question[Any], writes: Sequence[Write], xid: str
     ) -> list[Statement]:
         """Return statements that write these rows, and fail unless all that exist are written."""
-        some = [Write(resolve(w.values), w.pks, w.asks) for w in writes if w.values]
-        statements = [writing(question, each, xid) for each in some] or [fence(xid)]
+        statements = [writing(question, w, xid) for w in writes if w.values] or [fence(xid)]
         asking = [w for w in writes if w.asks and not (w.values and question.asks_own_row)]
         return [*statements, *(still_asked(question, each.pks) for each in asking)]
 
     def rollback(self) -> None:
         connection = self.connection
-        if isolation.in_test_case(connection) or connection.connection is None:
+        if connection.connection is None or connection.closed_in_transaction:
             super().rollback()
             return
         is_open = isolation.in_transaction(connection)
@@ -279,7 +291,7 @@ class Messages(Session):
             raise
         rows, before, after = marking.taken(question, answers[len(locks)], wanted.pks)
         known = locked(question, wanted, answers[1 : len(locks)])
-        return Claimed(rows, wanted.visited(rows), before=before, after=after, **known)
+        return Claimed(rows, before=before, after=after, **known)
 
     def _mark(
         self, question: Question[Any], claimed: Claimed, mark: Values, *, hides: bool
@@ -309,7 +321,6 @@ class Messages(Session):
 
     def settle(self, question: Question[Any], write: Write) -> Collection[Any]:
         self.connection.ensure_connection()
-        write = Write(resolve(write.values), write.pks, write.asks, write.expected)
         asks_more = write.asks and not question.asks_own_row
         statements = [*[BEGIN] * asks_more, writing(question, write, None)]
         try:

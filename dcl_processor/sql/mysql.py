@@ -1,4 +1,4 @@
-"""What a claim refuses on MariaDB and MySQL: tables and connections with which it locks nothing."""
+"""What a claim refuses on MariaDB and MySQL: tables and servers with which it locks nothing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ _WITHOUT_TRANSACTIONS = """
     AND ENGINE NOT IN (SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES')
 """
 
-#: MySQLdb's CLIENT.FOUND_ROWS, which Django sets.
-_FOUND_ROWS = 2
-
 # Keyed by the driver's connection, so that the tables are checked again after a reconnect.
 _trusted: WeakKeyDictionary[Any, set[type[Model]]] = WeakKeyDictionary()
 
 
 def refuse_without_locks(question: Question[Any]) -> None:
-    """Raise ``Unsupported`` unless the tables have transactions, and updates count matches.
+    """Raise ``Unsupported`` unless the tables have transactions, and the server row locks.
 
     MyISAM, MEMORY and Aria accept every statement of a transaction, lock no row, and keep writes
     that are rolled back. A server may have tables of both kinds.
@@ -36,7 +33,7 @@ def refuse_without_locks(question: Question[Any]) -> None:
         return
     connection.ensure_connection()
     if connection.connection not in _trusted:
-        _refuse_connection(connection)
+        _refuse_server(connection)
         _trusted[connection.connection] = set()
     trusted, model = _trusted[connection.connection], question.model
     if model in trusted:
@@ -56,15 +53,7 @@ def refuse_without_locks(question: Question[Any]) -> None:
     trusted.add(model)
 
 
-def _refuse_connection(connection: Any) -> None:
-    flags = connection.get_connection_params().get("client_flag", _FOUND_ROWS)
-    if not flags & _FOUND_ROWS:
-        raise Unsupported(
-            f"expected the connection {connection.alias!r} to count the rows that an UPDATE "
-            f"matches, got OPTIONS with client_flag={flags} without FOUND_ROWS, with which a row "
-            "that has these values already counts as not written; remove client_flag, or add "
-            "MySQLdb.constants.CLIENT.FOUND_ROWS to it."
-        )
+def _refuse_server(connection: Any) -> None:
     if "tidb" in connection.mysql_server_info.lower():
         raise Unsupported(
             f"expected a database on {connection.alias!r} that keeps SKIP LOCKED, got "

@@ -17,7 +17,7 @@ from django.db.transaction import TransactionManagementError
 
 from dcl_processor.report.exceptions import TransactionLost
 from dcl_processor.report.outcomes import Failed, Outcome
-from dcl_processor.sql.errors import NO_TRANSACTION, state_of
+from dcl_processor.sql.errors import NO_TRANSACTION, code_of
 
 NAME = "dcl_row"
 
@@ -32,12 +32,12 @@ class RowSavepoint:
     def __init__(self, connection: Any, *, sent: str | None) -> None:
         self._connection, self._name, self._is_sent = connection, sent or NAME, bool(sent)
         self._callbacks, self._is_open, self._is_opening = 0, bool(sent), False
+        if not sent:
+            connection.execute_wrappers.append(self)
 
     def begin(self) -> None:
         """Begin a row."""
         self._is_open, self._callbacks = self._is_sent, len(self._connection.run_on_commit)
-        if not self._is_sent:
-            self._connection.execute_wrappers.append(self)
 
     def __call__(self, execute: Any, *statement: Any) -> Any:
         if not (self._is_open or self._is_opening):
@@ -46,7 +46,7 @@ class RowSavepoint:
                 self._execute("savepoint_create_sql")
                 self._is_open = True
             except Error as error:
-                if state_of(error) == NO_TRANSACTION:
+                if code_of(error) == NO_TRANSACTION:
                     raise TransactionLost from error
                 raise
             finally:
@@ -54,6 +54,7 @@ class RowSavepoint:
         return execute(*statement)
 
     def end(self) -> None:
+        """End the last row."""
         if self in self._connection.execute_wrappers:
             self._connection.execute_wrappers.remove(self)
 
@@ -63,8 +64,9 @@ class RowSavepoint:
         Called before the row is written, because a savepoint around the flip would make
         PostgreSQL keep a list of lockers for each row.
         """
-        self.end()
-        outcome = asked_for_rollback(self._connection, outcome)
+        if outcome.kept and self._connection.needs_rollback:
+            error = TransactionManagementError("the handler marked the transaction for rollback")
+            outcome = Failed(error, handled=True)
         is_kept = outcome.kept
         if not is_kept:
             self._connection.set_rollback(False)
@@ -82,11 +84,3 @@ class RowSavepoint:
         connection = self._connection
         with connection.cursor() as cursor:
             cursor.execute(getattr(connection.ops, kind)(connection.ops.quote_name(self._name)))
-
-
-def asked_for_rollback(connection: Any, outcome: Outcome) -> Outcome:
-    """Return the outcome of a row whose handler may have called ``set_rollback(True)``."""
-    if not (outcome.kept and connection.needs_rollback):
-        return outcome
-    error = TransactionManagementError("the handler marked the transaction for rollback")
-    return Failed(error, handled=True)

@@ -16,8 +16,8 @@ from django.db import Error, connections, transaction
 from django.db.models import QuerySet
 
 from dcl_processor.pending.question import Question, fenced_by, these
-from dcl_processor.report.exceptions import InvalidPending, SessionLost, TransactionLost
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.exceptions import SessionLost, TransactionLost
+from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.outcomes import as_exception
 from dcl_processor.report.values import Values, resolve
 from dcl_processor.sql import isolation
@@ -28,6 +28,7 @@ from dcl_processor.sql.steps import (
     Claimed,
     Wanted,
     Write,
+    by_key,
     left_pending,
     not_marked,
     not_written,
@@ -68,7 +69,7 @@ class Session:
                 # Race: double claim. The lock and the second check are one statement, which checks
                 # the locked row's newest version.
                 rows = list(locking(question.among(wanted.pks)))
-                return Claimed(by_key(question, rows, wanted.pks), wanted.pks)
+                return Claimed(by_key(question, rows, wanted.pks))
             # Race: stale second check. The snapshot of the locking statement is older than the
             # lock; the second statement has one of its own.
             return self._checked(question, wanted.pks, lock_rows(question, wanted.pks))
@@ -81,11 +82,11 @@ class Session:
         statements = keys_locked(question, wanted) if has_locks else []
         answers = [self.execute(each.sql, each.params) for each in statements]
         rows = by_key(question, [*question.keyed(wanted.pks)], wanted.pks)
-        return Claimed(rows, wanted.pks, **locked(question, wanted, answers))
+        return Claimed(rows, **locked(question, wanted, answers))
 
     def _checked(self, question: Question[Any], pks: Sequence[Any], ours: Sequence[Any]) -> Claimed:
         rows = list(question.among(ours)) if ours else []
-        return Claimed(by_key(question, rows, pks), pks, ours)
+        return Claimed(by_key(question, rows, pks), ours)
 
     def begin(self) -> None:
         """Open a transaction at READ COMMITTED, with a fence that shows whether it has ended."""
@@ -106,18 +107,17 @@ class Session:
         connection = self.connection
         if connection.closed_in_transaction or connection.connection is None:
             raise TransactionLost  # the handler has closed it
-        self._listen()
-        in_transaction = getattr(connection.connection, "in_transaction", True)
-        if connection.vendor == "sqlite" and not in_transaction:
-            raise TransactionLost
+        if has_news(connection.connection):
+            self._listen()
+        if not getattr(connection.connection, "in_transaction", True):
+            raise TransactionLost  # of SQLite, whose driver alone has this attribute
 
     def _listen(self) -> None:
         """Raise if the server has ended the session, of which it notifies the client."""
-        if has_news(self.connection.connection):
-            try:
-                self.execute("SELECT 1")
-            except Error as error:
-                raise SessionLost from error
+        try:
+            self.execute("SELECT 1")
+        except Error as error:
+            raise SessionLost from error
 
     def commit(self, question: Question[Any], writes: Sequence[Write]) -> None:
         """Write the flips, and commit; nothing of the transaction is kept if that raises."""
@@ -129,7 +129,8 @@ class Session:
             raise TransactionLost from error
         for each in writes:
             self._write(question, each)
-        make_callbacks_robust(self.connection)
+        if self.connection.run_on_commit:
+            make_callbacks_robust(self.connection)
         block, self._block = self._block, None
         block.__exit__(None, None, None)
         self.has_committed = True
@@ -307,21 +308,6 @@ def lock_rows(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
 # --- the rows
 
 
-def by_key(question: Question[Any], rows: Sequence[Any], pks: Sequence[Any]) -> dict[Any, Any]:
-    """Return the rows by their keys, in the order of the candidates."""
-    answers: dict[Any, Any] = {}
-    for row in rows:
-        first = answers.setdefault(row.pk, row)
-        for name in question.annotations if row is not first else ():
-            if getattr(row, name) != getattr(first, name):
-                raise InvalidPending(
-                    f"{question.model._meta.label}: expected pending to return each row once, got "
-                    f"row {row.pk} several times with different values of {name!r}; aggregate that "
-                    "value, or compute it in a subquery."
-                )
-    return {pk: answers[pk] for pk in pks if pk in answers}
-
-
 def _read(rows: QuerySet[Any, Any], names: Sequence[str]) -> dict[Any, Values]:
     return {pk: dict(zip(names, some, strict=True)) for pk, *some in rows.values_list("pk", *names)}
 
@@ -329,8 +315,7 @@ def _read(rows: QuerySet[Any, Any], names: Sequence[str]) -> dict[Any, Values]:
 def make_callbacks_robust(connection: Any) -> None:
     """Let a callback that raises be logged: the rows are settled when ``on_commit()`` runs them."""
     calls = connection.run_on_commit
-    if calls:
-        connection.run_on_commit = [(sids, _guarded(call), True) for sids, call, _ in calls]
+    connection.run_on_commit = [(sids, _guarded(call), True) for sids, call, _ in calls]
 
 
 def _guarded(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -340,9 +325,8 @@ def _guarded(call: Callable[[], Any]) -> Callable[[], Any]:
     def guarded() -> None:
         try:
             call()
-        except BaseException as error:
-            if ends_the_run(error):
-                raise
+        except BaseException as error:  # noqa: BLE001  # an exit of it is its error
+            raise_interrupt(error)
             raise as_exception(error) from error.__cause__
 
     return guarded

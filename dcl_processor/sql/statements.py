@@ -7,11 +7,11 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import DataError, Error, connections
-from django.db.models import IntegerField, Q, QuerySet
+from django.db.models import CharField, IntegerField, Q, QuerySet
 
 from dcl_processor.pending.question import Question, fenced_by
 from dcl_processor.report.exceptions import TransactionLost
-from dcl_processor.report.values import Values
+from dcl_processor.report.values import Values, resolve
 from dcl_processor.sql.compiled import (
     Assigned,
     Build,
@@ -27,7 +27,7 @@ from dcl_processor.sql.compiled import (
     shape,
     update_sql,
 )
-from dcl_processor.sql.errors import NO_TRANSACTION, state_of
+from dcl_processor.sql.errors import NO_TRANSACTION, code_of
 from dcl_processor.sql.steps import Wanted, Write, left_pending, not_written, several_written
 
 XID = "pg_current_xact_id()"
@@ -44,7 +44,7 @@ _NO_SAVEPOINT = frozenset({"3B001", NO_TRANSACTION})
 def meaning(error: Error, label: str, pks: Sequence[Any]) -> Exception | None:
     """Return what the error of a statement that writes to these rows means, or ``None``: itself."""
     text = str(error) if isinstance(error, DataError) else ""
-    if LOST in text or state_of(error) in _NO_SAVEPOINT:
+    if LOST in text or code_of(error) in _NO_SAVEPOINT:
         return TransactionLost()
     if STILL in text:
         quoted = text.partition(STILL)[2]
@@ -57,15 +57,11 @@ def meaning(error: Error, label: str, pks: Sequence[Any]) -> Exception | None:
 
 def first_of(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:
     """Limit a queryset to the first of the wanted rows, if more are named."""
-    if not wanted.may_choose:
+    if wanted.choice is None:
         return queryset.order_by()
     ordered = queryset.order_by(order)
     ordered.query.standard_ordering = True  # order_by() does not undo a reverse()
-    return ordered[: wanted.limit]
-
-
-def choice_of(wanted: Wanted) -> int | None:
-    return wanted.limit if wanted.may_choose else None
+    return ordered[: wanted.choice]
 
 
 def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement, Build]:
@@ -74,8 +70,7 @@ def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement,
     def narrow(condition: Q, order: Any) -> QuerySet[Any, Any]:
         return first_of(question.queryset.filter(condition), wanted, order)
 
-    name = "claim", choice_of(wanted)
-    return select(question, name, wanted.pks, narrow, change=_locks(question))
+    return select(question, ("claim", wanted.choice), wanted.pks, narrow, change=_locking)
 
 
 def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
@@ -84,7 +79,7 @@ def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement,
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
         return question.table.filter(condition).order_by().values_list("pk")
 
-    return select(question, "lock", pks, narrow, change=_locks(question))
+    return select(question, "lock", pks, narrow, change=_locking)
 
 
 def asked_of_keys(question: Question[Any]) -> tuple[Statement, Build]:
@@ -105,14 +100,10 @@ def asked_again(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement,
     return select(question, "ask", pks, narrow)
 
 
-def _locks(question: Question[Any]) -> Any:
+def _locking(question: Question[Any], sql: str) -> str:
     own = f'"{question.model._meta.db_table}"'.replace('""', '"')
-
-    def change(sql: str) -> str:
-        # The id of the transaction is no annotation: that would be an attribute of the instances.
-        return f"{sql.replace(f' FROM {own}', f', {XID} FROM {own}', 1)} {LOCK}"
-
-    return change
+    # The id of the transaction is no annotation: that would be an attribute of the instances.
+    return f"{sql.replace(f' FROM {own}', f', {XID} FROM {own}', 1)} {LOCK}"
 
 
 # --- whether rows are still pending
@@ -132,7 +123,7 @@ def still_asked(question: Question[Any], pks: Sequence[Any], *, due: bool = Fals
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
         return asked.filter(condition).order_by().values_list("pk")
 
-    def change(sql: str) -> str:
+    def change(_: Question[Any], sql: str) -> str:
         return (
             f"SELECT CAST(CASE WHEN count(*) = 0 THEN '0' ELSE '{STILL}' || min(pk::text) END "  # noqa: S608
             f"AS integer) FROM ({sql}) AS dcl_rows (pk)"
@@ -175,62 +166,51 @@ def writing(question: Question[Any], write: Write, xid: str | None) -> Statement
     are. Without one it writes to the rows that have this worker's mark and that no other session
     has locked, and returns their keys.
     """
-    many, cache = len(write.pks) > 1, question.cache
-    name = "write", many, write.asks, xid is None, _shape_of_mark(write), shape(write.values)
-    if name not in cache or name[-1] is None or name[-2] is None:
-        try:
-            cache[name] = _compiled(question, write, xid, many=many)
-        except (CannotCompile, AttributeError, TypeError, ValueError):
-            cache[name] = None
-    connection = connections[question.using]
-    if cache[name] is not None:
-        keys, number, fenced, assigned, template, _ = cache[name]
-        try:
-            bound = assigned.bound(write.values, connection)
-        except CannotCompile:
-            bound = None
-        if bound is not None:
-            bound[keys] = bound_keys(question.model, question.using, write.pks, many=many)
-            bound[number] = len(write.pks)
-            for column, place in fenced.items():
-                given = xid or _one(write.expected[column])
-                bound[place] = (
-                    given if xid else place.output_field.get_db_prep_value(given, connection)
-                )
-            statement: Statement = template.bind(bound)
-            return statement
-    expected = fenced_by(write.expected) if xid is None else xid
-    return Statement(*_write_sql(question, write, Q(pk__in=[*write.pks]), write.values, expected))
+    many, connection = len(write.pks) > 1, connections[question.using]
+    try:
+        fence = _recognised(write) if xid is None else {"xid": xid}
+        name = "write", many, write.asks, xid is None, (*fence,), shape(write.values)
+        if name not in question.cache:
+            question.cache[name] = _compiled(question, write, fence, xid, many=many)
+        keys, number, fenced, assigned, template, _ = question.cache[name]
+        bound = assigned.bound(write.values, connection)
+        bound[keys] = bound_keys(question.model, question.using, write.pks, many=many)
+        bound[number] = len(write.pks)
+        bound |= {
+            place: place.output_field.get_db_prep_value(fence[column], connection)
+            for column, place in fenced.items()
+        }
+        statement: Statement = template.bind(bound)
+    except (CannotCompile, AttributeError, TypeError, ValueError):
+        # A field of the user's own fails on a placeholder; or a value is wrong, which comes again.
+        expected = fenced_by(write.expected) if xid is None else xid
+        rows, values = Q(pk__in=[*write.pks]), resolve(write.values)
+        return Statement(*_write_sql(question, write, rows, values, expected))
+    return statement
 
 
-def _one(value: Any) -> Any:
-    return value[0] if isinstance(value, list) else value
-
-
-def _shape_of_mark(write: Write) -> Any:
-    """Return the names of the columns by which a row is recognised; ``None``: one has several."""
-    some = [
-        value is None or (isinstance(value, list) and len(value) != 1)
-        for value in write.expected.values()
-    ]
-    return None if any(some) else (*write.expected,)
+def _recognised(write: Write) -> Values:
+    """Return the columns by which a row is recognised, if each has one value."""
+    some = {name: v if isinstance(v, list) else [v] for name, v in write.expected.items()}
+    if any(len(each) != 1 or each[0] is None for each in some.values()):
+        raise CannotCompile
+    return {name: each[0] for name, each in some.items()}
 
 
 def _compiled(
-    question: Question[Any], write: Write, xid: str | None, *, many: bool
+    question: Question[Any], write: Write, fence: Values, xid: str | None, *, many: bool
 ) -> tuple[Any, ...]:
-    if _shape_of_mark(write) is None:
-        raise CannotCompile
     meta = question.model._meta
     keys, assigned = Keys(question.model, many=many), Assigned(question.model, write.values)
     number = Placeholder(IntegerField())
-    fenced: dict[str, Placeholder] = {"xid": Placeholder(IntegerField())}
-    expected: Any = fenced["xid"]
-    if xid is None:
-        fenced = {name: Placeholder(meta.get_field(name)) for name in write.expected}
-        expected = Q(**fenced)
+    fenced = {name: Placeholder(CharField() if xid else meta.get_field(name)) for name in fence}
     sql, params = _write_sql(
-        question, write, keys.condition, assigned.columns, expected, number=number
+        question,
+        write,
+        keys.condition,
+        assigned.columns,
+        fenced["xid"] if xid else Q(**fenced),
+        number=number,
     )
     needed = [keys.placeholder, *fenced.values(), *assigned.placeholders]
     # The values are kept, so that the identity of an expression in the name stays its own.

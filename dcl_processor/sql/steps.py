@@ -6,7 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcl_processor.report.exceptions import ProcessorError, StillPending, Unsupported
+from dcl_processor.pending.question import Question
+from dcl_processor.report.exceptions import (
+    InvalidPending,
+    ProcessorError,
+    StillPending,
+    Unsupported,
+)
 from dcl_processor.report.values import Values
 
 
@@ -22,8 +28,8 @@ class Wanted:
     keys: Mapping[Any, Any] = field(default_factory=dict)
 
     def visited(self, got: Mapping[Any, Any]) -> Sequence[Any]:
-        """Return the rows that a claim has visited: those up to the last one that it got."""
-        if not self.may_choose or len(got) < self.limit:
+        """Return the rows that a claim came to: those up to the last one that it got."""
+        if len(got) < self.limit or self.choice is None:
             return self.pks
         return self.pks[: 1 + max(place for place, pk in enumerate(self.pks) if pk in got)]
 
@@ -36,22 +42,22 @@ class Wanted:
         return {pk: self.keys.get(pk) for pk in self.pks}
 
     @property
-    def may_choose(self) -> bool:
-        return self.limit < len(self.pks)
+    def choice(self) -> int | None:
+        """How many of the named rows the claim takes; ``None``: all that are free."""
+        return self.limit if self.limit < len(self.pks) else None
 
 
 @dataclass(slots=True)
 class Claimed:
     """What a claim got, in the order of the candidates: instances by their keys.
 
-    ``visited``: the candidates that it came to; ``locked``: those that it could lock, and that are
-    not pending any more unless they are among the rows. ``before`` and ``after``: of rows with a
+    ``locked``: the candidates that it could lock, and that are not pending any more unless they are
+    among the rows. ``before`` and ``after``: of rows with a
     mark, the marked columns before and after the claim. Of rows with keys, ``ours``: those that are
     locked together with their keys; ``elsewhere``: those that other sessions have locked.
     """
 
     rows: dict[Any, Any]
-    visited: Sequence[Any]
     locked: Collection[Any] = ()
     before: Mapping[Any, Values] = field(default_factory=dict)
     after: Mapping[Any, Values] = field(default_factory=dict)
@@ -71,6 +77,20 @@ class Write:
     pks: Sequence[Any]
     asks: bool = False
     expected: Values = field(default_factory=dict)
+
+
+def by_key(question: Question[Any], rows: Sequence[Any], pks: Sequence[Any]) -> dict[Any, Any]:
+    """Return the rows by their keys, in the order of the candidates."""
+    answers: dict[Any, Any] = {}
+    for row in rows:
+        first = answers.setdefault(row.pk, row)
+        if row is not first and [n for n in question.annotations if vars(row)[n] != vars(first)[n]]:
+            raise InvalidPending(
+                f"{question.model._meta.label}: expected pending to return each row once, got row "
+                f"{row.pk} several times with different values of {question.annotations}; "
+                "aggregate them, or compute them in a subquery."
+            )
+    return {pk: answers[pk] for pk in pks if pk in answers}
 
 
 def not_written(label: str, pks: Sequence[Any]) -> ProcessorError:

@@ -65,7 +65,7 @@ class Monitor:
 
     def _look(self) -> None:
         now = time.monotonic()
-        late = [each for each in [*calls.limited] if each and now - each.since > each.limit]
+        late = [each for each in [*calls.limited] if now - each.since > each.limit]
         self._late = {each: self._late.get(each, 0) + 1 for each in late}
         # Of several on one event loop, the oldest has begun to keep the others from their end.
         for call in sorted(late, key=lambda call: call.since):

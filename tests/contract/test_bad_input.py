@@ -118,19 +118,6 @@ def test_columns_that_do_not_fit_are_refused_by_the_check_and_by_a_run_of_nothin
     assert "\n" not in message.msg
 
 
-if connection.vendor != "sqlite":  # whose columns keep any text
-
-    def test_a_lease_without_microseconds_is_refused_at_the_first_row() -> None:
-        """A renewal that was cut would be no worker's."""
-        Misfit.objects.create()
-        processor = misfits(**leasing("to_the_second"))
-        words = r"expected tests.Misfit.to_the_second to keep microseconds"
-        with pytest.raises(InvalidOption, match=words):
-            processor.run()
-        misfit = Misfit.objects.get()
-        assert (misfit.done, misfit.words, misfit.to_the_second) == (False, "", None)
-
-
 @deliveries
 def test_a_resource_for_async_code_is_refused_to_a_plain_handler(delivery: dict[str, Any]) -> None:
     @asynccontextmanager
@@ -335,17 +322,6 @@ if connection.vendor == "mysql":
                 run()
         assert calls == []
         assert load.objects.filter(sent=False, tied=False).count() == 3
-
-    @pytest.mark.parametrize("options", DELIVERIES.values(), ids=[*DELIVERIES])
-    def test_a_connection_that_counts_changed_rows_is_refused(options: dict[str, Any]) -> None:
-        """A handler that writes the flag itself would leave the flip nothing to change."""
-        the.errands(2)
-        calls: list[Any] = []
-        run = the.transactional(lambda row: calls.append(row.pk), **options)
-        words = "without FOUND_ROWS, with which a row that has these values already counts as not"
-        with connected({"client_flag": 0}), pytest.raises(Unsupported, match=words):
-            run()
-        assert calls == []
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
     def test_a_server_that_ignores_skip_locked_is_refused(

@@ -118,7 +118,7 @@ def test_it_raises_what_the_run_would_raise(make: the.Make) -> None:
     stays = "claim" if make is the.at_most_once else "done"
     raises(StillPending, "still pending after it", make(never, **{stays: {"place": 7}}))
     raises(InvalidDone, "no_such", make(never, done={"no_such": True}))
-    raises(TooManyPending, "got 4;", make(never, max_pending=3))
+    raises(TooManyPending, "got more;", make(never, max_pending=3))
     with transaction.atomic():
         words = r"outside any transaction.* got one inside transaction.atomic\(\) on 'default'"
         raises(InsideTransaction, words, make(never))
@@ -195,7 +195,7 @@ def test_with_a_limit_it_handles_some_of_them_until_the_others_fit() -> None:
     parcels(5)
     run = processor(the.ignore, max_pending=3)
     assert_run(run(limit=1), processed=1, stopped="limit")
-    assert "got 4;" in refused(run)
+    assert "got more;" in refused(run)
     assert_run(run(limit=0), stopped="limit")
     assert_run(run(limit=1), processed=1, stopped="limit")
     assert_run(run(), processed=3)
@@ -208,21 +208,21 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert_run(run(filter=Q(priority__gt=2)), processed=2)
     the.errands(4)
     waiting = retrying(fail, max_pending=3)
-    assert "got 4;" in refused(waiting)
+    assert "got more;" in refused(waiting)
     assert_run(waiting(limit=2), processed=1, failed=1, to_retry=1, stopped="limit")
     assert_run(waiting(), processed=2)
 
 
 @pytest.mark.parametrize("asked", [UNSENT, UNSENT.order_by("-priority")], ids=["key", "order"])
-def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(asked: Any) -> None:
+def test_rows_behind_the_first_window_are_counted_up_to_one_more(asked: Any) -> None:
     parcels(scan.WINDOW + 3)
     ordered = processor(the.ignore, pending=asked)
     ordered.max_pending = scan.WINDOW + 2
-    assert f"got {scan.WINDOW + 3};" in refused(ordered)
+    assert "got more;" in refused(ordered)
     ordered.max_pending = 50
     with CaptureQueriesContext(connection) as queries:
-        assert "got more than 500;" in refused(ordered)
-    assert "LIMIT 501" in queries[-1]["sql"]
+        assert "got more;" in refused(ordered)
+    assert "LIMIT 51" in queries[-1]["sql"]
     ordered.max_pending = scan.WINDOW + 3
     assert_run(ordered(limit=1), processed=1, stopped="limit")
 
@@ -232,7 +232,7 @@ def test_a_row_that_matches_several_times_counts_once() -> None:
     Scan.objects.bulk_create(Scan(parcel=first) for _ in range(scan.WINDOW + 1))
     Scan.objects.bulk_create(Scan(parcel=parcel) for parcel in others)
     scanned = UNSENT.filter(scans__ok=True)
-    assert "got 3;" in refused(processor(never, pending=scanned, max_pending=2))
+    assert "got more;" in refused(processor(never, pending=scanned, max_pending=2))
     assert_run(processor(the.ignore, pending=scanned, max_pending=3)(), processed=3)
 
 
@@ -247,4 +247,4 @@ def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
 
     run = processor(handle, max_pending=number, batch_size=scan.WINDOW)
     assert_run(run(), processed=number)
-    assert f"got {number + 1};" in refused(run)
+    assert "got more;" in refused(run)

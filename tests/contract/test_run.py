@@ -161,5 +161,5 @@ def test_parameters_that_cannot_be_meant_are_refused(
 @database
 def test_a_flip_over_an_unknown_column_of_an_expression_is_one_clear_sentence() -> None:
     parcels(1)
-    with pytest.raises(InvalidDone, match=r"expected done to name columns, got: Cannot resolve"):
+    with pytest.raises(InvalidDone, match=r"values that they can hold, got Cannot resolve"):
         processor(ignore, done={"sent": True, "note": F("no_such")})()

@@ -57,7 +57,7 @@ CAREFUL = """
 def send(parcel): ...
 """
 REFUSED = (
-    "expected at most max_pending=2 pending rows in a run without limit, got 3; pass limit=… "
+    "expected at most max_pending=2 pending rows in a run without limit, got more; pass limit=… "
     "(--limit) to handle some of them first, or raise max_pending."
 )
 

@@ -85,6 +85,7 @@ def deliver(handle: Any = lambda row: None, **options: Any) -> BatchProcessor[Pa
 def left_by_the_dead(processor: BatchProcessor[Parcel], *keys: object) -> None:
     """Leave the note of a process that has died: of which nothing but the lock is gone."""
     notes = Notes(processor.name)
+    notes.begin()
     notes.note(keys)
     notes._file.close()
 

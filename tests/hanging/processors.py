@@ -96,7 +96,7 @@ def use_a_pool() -> None:
 
 
 HOW: dict[str, Callable[[], object]] = {
-    "forks a child that exits": fork(partial(sys.exit, 3), 3),
+    "forks a child that exits": fork(partial(sys.exit, 3), 1),
     "forks a child that raises": fork(lambda: 1 / 0, 1),
     "forks a child that returns": fork(lambda: None, 0),
     "uses a pool": use_a_pool,
