@@ -128,7 +128,8 @@ class Threads:
         return next_of(self._results, timeout, lives)
 
     def close(self) -> None:
-        for _ in self._threads:
+        # Also for a thread that was started when an interrupt came, and is not in the list.
+        for _ in range(self._size):
             self._calls.put(None)
         for thread in self._threads:
             thread.join()

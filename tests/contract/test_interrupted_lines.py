@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     # Between two lines that open something and keep it, the collector closes it.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
 
 ROWS = 4
@@ -66,11 +67,17 @@ def here(row: Errand) -> None:
     Errand.objects.filter(pk=row.pk).update(place=F("place") + 100)
 
 
+async def on_a_loop(row: Errand) -> None:
+    await Errand.objects.filter(pk=row.pk).aupdate(place=F("place") + 100)
+
+
 WAYS: dict[str, Callable[[], Any]] = {
     "transactional": lambda: the.transactional(here),
     "transactional, in batches": lambda: the.transactional(here, batch_size=3),
     "at most once": lambda: the.at_most_once(here, batch_size=2),
     "at least once": lambda: the.at_least_once(here, batch_size=2),
+    "threads": lambda: the.at_least_once(here, concurrency=2),
+    "event loop": lambda: the.at_least_once(on_a_loop, concurrency=2),
 }
 
 
