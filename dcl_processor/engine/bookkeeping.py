@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.transaction import atomic
 from django.utils import timezone
 
@@ -20,7 +20,12 @@ from dcl_processor.engine.rows import Row
 from dcl_processor.options.model_columns import check_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.report.errors import add_note, described
-from dcl_processor.report.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption
+from dcl_processor.report.exceptions import (
+    AttemptsUsedUp,
+    InvalidDone,
+    InvalidOption,
+    ProcessorError,
+)
 from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Discarded, Failed, Outcome, Snoozed
@@ -59,6 +64,17 @@ def likeness(values: Values) -> Any:
         return id(values)
     is_known = all(is_constant(each) or each is timezone.now for each in values.values())
     return key if is_known else id(values)
+
+
+def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]) -> None:
+    """Raise if the handler has moved the row to another key, under which it is still pending."""
+    key = row.instance.pk
+    # A copy of a row has another key, too, but the original row still exists.
+    if table.filter(pk=key).exists() and not table.filter(pk=row.pk).exists():
+        raise ProcessorError(
+            f"{processor.name}: expected the handler not to change its row's primary key, got row "
+            f"{row.pk} with the key {key}; change another column, or create a new row."
+        )
 
 
 def used_up(processor: Definition[Any], row: Row) -> Failed:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from random import randrange
+from random import randint
 from typing import Any
 
 from django.db.models import Q
@@ -174,7 +174,8 @@ class KeyedSource:
             if last is not None and isinstance(top, int):
                 # Race: key that is passed. Runs that are cut short would all stop among the lowest
                 # keys, so each also begins at the key of a random row.
-                somewhere = Q(pk__gte=randrange(abs(top) + 1))  # noqa: S311  # no secret
+                lowest = min(row.pk for row in found)
+                somewhere = Q(pk__gte=randint(lowest, max(lowest, top)))  # noqa: S311  # no secret
                 rows = question.table.filter(somewhere).order_by("pk")
                 keys = rows.values_list(self._reads.column, flat=True)
                 more, last = self._look(question, scan.retrying(keys.first, keys.db), tried)

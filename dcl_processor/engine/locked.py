@@ -57,7 +57,7 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
     run.notes.note([row.pk])
     result = run.handler.call([row], run.resource.arguments, run.announce([row]))
     given: Any = result[row.pk] if isinstance(result, Mapping) else result
-    outcome = _with_flip(run, row, given)
+    outcome = _with_flip(run, batch, row, given)
     try:
         # After each row, so that this row is the one that ended the transaction.
         run.session.check()
@@ -74,11 +74,13 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
     return outcome
 
 
-def _with_flip(run: Context, row: Row, outcome: Outcome) -> Outcome:
+def _with_flip(run: Context, batch: Batch, row: Row, outcome: Outcome) -> Outcome:
     """Compute the flip of a row that was handled, whose error is the failure of this row alone."""
     if type(outcome) is not Handled:
         return outcome
     try:
+        if row.instance.pk != row.pk:
+            bookkeeping.refuse_moved(run.processor, row, batch.question.table)
         row.flip = run.fixed_flip or run.flip_of(row, outcome)
     except Exception as error:  # noqa: BLE001  # of the user's function
         raise_interrupt(error)
@@ -113,7 +115,7 @@ def _handle_together(run: Context, batch: Batch) -> None:
     kept = savepoint.close(Handled())
     if isinstance(kept, Failed):
         raise kept.error
-    batch.ended += [(row, _with_flip(run, row, result[row.pk])) for row in rows]
+    batch.ended += [(row, _with_flip(run, batch, row, result[row.pk])) for row in rows]
     if any(isinstance(each, Failed) for each in result.values()):
         run.resource.reopen_later()
 

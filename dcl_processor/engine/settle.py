@@ -229,6 +229,8 @@ def _decided(
         return outcome, row.before  # as it was read under its lock
     if not isinstance(outcome, Handled):
         return _values_of_failure(run, batch, row, outcome)
+    if row.instance.pk != row.pk:
+        bookkeeping.refuse_moved(run.processor, row, batch.question.table)
     if mark.is_flip:
         return outcome, {}  # flipped before the work
     return outcome, {**mark.removed, **(run.fixed_flip or run.flip_of(row, outcome))}

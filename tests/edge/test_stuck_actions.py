@@ -170,20 +170,6 @@ def test_a_choice_that_takes_too_long_is_ended(manage: Manage) -> None:
 # --- JSON
 
 
-def test_values_that_settle_one_row_leave_the_others(manage: Manage) -> None:
-    rows = [claimed() for _ in range(3)]
-    # The values settle the first row alone, which has the flip already.
-    Errand.objects.filter(pk=rows[0].pk).update(done=True)
-    arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--set", "place=7", "--yes", "--json")
-    done = manage(*arguments)
-    assert (done.code, done.err) == (1, "CommandError: 2 rows left.\n")
-    document = json.loads(done.out)
-    assert (document["changed"], document["rows"]) == (1, 3)
-    why = [each["why"] for each in document["left"]]
-    assert f"with which row {rows[1].pk} is still claimed" in why[0]
-    assert list(Errand.objects.filter(place=7)) == rows[:1]
-
-
 # --- values
 
 
