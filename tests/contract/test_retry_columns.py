@@ -98,7 +98,7 @@ def test_a_snooze_without_a_column_for_its_time_is_a_failure_that_says_so(make: 
     run = make(handle, retry=the.retry())
     report = run()
     assert_run(report, failed=1, snoozed=1)
-    assert "expected Retry's next_attempt_at to name the column" in str(report.failures[0].error)
+    assert "expected a Retry with next_attempt_at, the column" in str(report.failures[0].error)
     assert the.column("status") == ["queued"] * 2
     assert {tries or 0 for tries in the.column("tries")} == {0}  # neither costs an attempt
     assert_run(run(), failed=1, snoozed=1)
