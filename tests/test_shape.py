@@ -68,9 +68,9 @@ def imported() -> int:
     ("what", "weigh", "most", "goal"),
     [
         ("lines of the package", lambda: ALL.lines, 17_950, 15_000),
-        ("lines of the core", lambda: lines(INNER), 8_460, 7_000),
+        ("lines of the core", lambda: lines(INNER), 8_475, 7_000),
         ("modules of the core", lambda: len(INNER), 58, 50),
-        ("decisions of the core", lambda: decisions(INNER), 1_320, 1_100),
+        ("decisions of the core", lambda: decisions(INNER), 1_323, 1_100),
         ("lines of keys", lambda: lines(KEYS), 740, 600),
         ("modules of keys", lambda: len(KEYS), 6, 6),
         ("decisions of keys", lambda: decisions(KEYS), 98, 100),
