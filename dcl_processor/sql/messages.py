@@ -20,16 +20,16 @@ from dcl_processor.report.exceptions import SessionLost, StillPending, Transacti
 from dcl_processor.report.values import Values
 from dcl_processor.sql import isolation
 from dcl_processor.sql.compiled import LISTED, CannotCompile, Statement, update_sql
-from dcl_processor.sql.errors import has_news, reconnected
+from dcl_processor.sql.errors import has_news, is_back
 from dcl_processor.sql.marking import Marking
 from dcl_processor.sql.savepoint import NAME, RowSavepoint
-from dcl_processor.sql.session import Session, keys_locked, locked, make_callbacks_robust
+from dcl_processor.sql.session import Session, locks_of_keys, locked, make_callbacks_robust
 from dcl_processor.sql.statements import (
     XID,
     asked_again,
     asked_of_keys,
     fence,
-    locked_keys,
+    locked_rows,
     locked_question,
     meaning,
     still_asked,
@@ -143,7 +143,7 @@ class Messages(Session):
     def _claiming(self, question: Question[Any], wanted: Wanted) -> list[Statement]:
         if question.claims is not None:
             self._build = asked_of_keys(question)
-            return [*keys_locked(question, wanted), self._build[0]]
+            return [*locks_of_keys(question, wanted), self._build[0]]
         if question.own_table:
             # Race: double claim. Another worker may have finished a row since its key was read.
             # The lock and the second check are one statement.
@@ -153,11 +153,11 @@ class Messages(Session):
         # The last statement has a snapshot of its own, also in one message. It answers for rows,
         # too, that the other one could not lock.
         self._build = asked_again(question, wanted.pks)
-        return [locked_keys(question, wanted.pks)[0], self._build[0]]
+        return [locked_rows(question, wanted.pks)[0], self._build[0]]
 
     def _claimed(self, question: Question[Any], wanted: Wanted, answers: list[Any]) -> Claimed:
         rows = by_key(question, self._build[1](answers[-1]), wanted.pks)
-        locking = answers[-2:][0]
+        locking = answers[-2:][0]  # the only answer, or the one before the last
         if locking:
             self._xid = locking[0][-1]
         if question.claims is not None:
@@ -260,16 +260,15 @@ class Messages(Session):
         if self._xid is None:
             return False
         end = time.monotonic() + ASK_FOR
-        while True:
+        while is_back(self.using, end - time.monotonic()):
             try:
                 [[status]] = self.execute("SELECT pg_xact_status(%s::xid8)", [self._xid])
             except Error:
-                if not reconnected(self.using):
-                    return False
-                continue
+                status = "in progress"  # as far as this connection knows
             if status != "in progress" or time.monotonic() > end:
                 return bool(status == "committed")
             time.sleep(0.05)
+        return False
 
     # --- a mark that is committed before the work
 
@@ -280,7 +279,7 @@ class Messages(Session):
             return super().claim_and_mark(question, wanted, mark, hides=hides)
         self.connection.ensure_connection()
         marking = Marking(question, wanted, mark, hides=hides)
-        locks = [] if question.claims is None else [BEGIN, *keys_locked(question, wanted)]
+        locks = [] if question.claims is None else [BEGIN, *locks_of_keys(question, wanted)]
         sent = [*locks, marking.statement, *[COMMIT] * bool(locks)]
         try:
             answers = self._send_mark(sent, wanted.pks, mark)

@@ -29,7 +29,7 @@ from dcl_processor.sql.steps import (
     Wanted,
     Write,
     by_key,
-    left_pending,
+    not_left_pending,
     not_marked,
     not_written,
     several_written,
@@ -79,7 +79,7 @@ class Session:
 
     def _claim_keys(self, question: Question[Any], wanted: Wanted, *, has_locks: bool) -> Claimed:
         """Lock the keys, lock the rows, and ask: each sees what was committed before it."""
-        statements = keys_locked(question, wanted) if has_locks else []
+        statements = locks_of_keys(question, wanted) if has_locks else []
         answers = [self.execute(each.sql, each.params) for each in statements]
         rows = by_key(question, [*question.keyed(wanted.pks)], wanted.pks)
         return Claimed(rows, **locked(question, wanted, answers))
@@ -149,7 +149,7 @@ class Session:
             raise not_written(self.label, write.pks)
         if write.asks:
             for pk in question.still_pending(write.pks).values_list("pk", flat=True)[:1]:
-                raise left_pending(self.label, pk)
+                raise not_left_pending(self.label, pk)
 
     def rollback(self) -> None:
         """End the transaction that is open, if one is; its callbacks never run."""
@@ -266,7 +266,7 @@ def locked(question: Question[Any], wanted: Wanted, answers: Sequence[Any]) -> d
     return {"ours": ours, "elsewhere": others}
 
 
-def keys_locked(question: Question[Any], wanted: Wanted) -> list[Any]:
+def locks_of_keys(question: Question[Any], wanted: Wanted) -> list[Any]:
     """Return the statements that lock the keys of rows, and then the rows."""
     assert question.claims is not None
     candidates = wanted.candidates()

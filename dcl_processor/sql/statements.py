@@ -28,7 +28,7 @@ from dcl_processor.sql.compiled import (
     update_sql,
 )
 from dcl_processor.sql.errors import NO_TRANSACTION, code_of
-from dcl_processor.sql.steps import Wanted, Write, left_pending, not_written, several_written
+from dcl_processor.sql.steps import Wanted, Write, not_left_pending, not_written, several_written
 
 XID = "pg_current_xact_id()"
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
@@ -49,7 +49,7 @@ def meaning(error: Error, label: str, pks: Sequence[Any]) -> Exception | None:
     if STILL in text:
         quoted = text.partition(STILL)[2]
         still = [pk for pk in pks if quoted.startswith(f'{pk}"')]
-        return left_pending(label, (still or [*pks])[0])
+        return not_left_pending(label, (still or [*pks])[0])
     if FEWER in text or MORE in text:
         return (not_written if FEWER in text else several_written)(label, pks)
     return None
@@ -73,7 +73,7 @@ def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement,
     return select(question, ("claim", wanted.choice), wanted.pks, narrow, change=_locking)
 
 
-def locked_keys(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
+def locked_rows(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
     """Return the statement that locks the rows by their keys; it joins no table."""
 
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:

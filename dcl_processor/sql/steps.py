@@ -121,7 +121,7 @@ def not_marked(label: str, pk: Any, names: Sequence[str]) -> ProcessorError:
     )
 
 
-def left_pending(label: str, pk: Any) -> StillPending:
+def not_left_pending(label: str, pk: Any) -> StillPending:
     """Return the error of a row that is still pending after it was handled."""
     error = StillPending(
         f"{label}: expected row {pk} to leave pending once it was handled, got a row that is still "
