@@ -23,14 +23,14 @@ from dcl_processor.sql.compiled import LISTED, CannotCompile, Statement, update_
 from dcl_processor.sql.errors import has_news, is_back
 from dcl_processor.sql.marking import Marking
 from dcl_processor.sql.savepoint import NAME, RowSavepoint
-from dcl_processor.sql.session import Session, locks_of_keys, locked, make_callbacks_robust
+from dcl_processor.sql.session import Session, locked, locks_of_keys, make_callbacks_robust
 from dcl_processor.sql.statements import (
     XID,
     asked_again,
     asked_of_keys,
     fence,
-    locked_rows,
     locked_question,
+    locked_rows,
     meaning,
     still_asked,
     writing,

@@ -27,11 +27,13 @@ class Cut:
 
     ``forwarded``: the server gets it, and its answer is lost; else it is lost itself. ``silent``:
     it is lost, and until the end neither side learns of it, as if a machine had lost its network.
+    ``away``: so many clients find no server after that.
     """
 
     words: bytes
     forwarded: bool
     silent: bool = False
+    away: int = 0
     over: threading.Event = field(default_factory=threading.Event)
     armed: threading.Event = field(default_factory=threading.Event)
     made: threading.Event = field(default_factory=threading.Event)
@@ -49,10 +51,15 @@ class Cut:
 
 @contextmanager
 def cut(
-    words: bytes, *, forwarded: bool = False, silent: bool = False, armed: bool = True
+    words: bytes,
+    *,
+    forwarded: bool = False,
+    silent: bool = False,
+    away: int = 0,
+    armed: bool = True,
 ) -> Iterator[Cut]:
     """Put the alias "other" behind a wire that is cut where the words pass."""
-    plan = Cut(words, forwarded, silent)
+    plan = Cut(words, forwarded, silent, away)
     if armed:
         plan.armed.set()
     with (
@@ -91,6 +98,9 @@ class _Cut(Wire):
     """A wire that is cut by the plan."""
 
     def __init__(self, plan: Cut, server: Address, client: socket.socket) -> None:
+        if plan.made.is_set() and plan.away:
+            plan.away -= 1
+            raise ConnectionRefusedError
         super().__init__(client, server)
         self._plan = plan
         self._answer_is_lost = False
