@@ -45,7 +45,7 @@ bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= WORKE
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(FSYNC),--fsync $(FSYNC)) \
 		$(if $(JSON),--json "$(JSON)") $(if $(DOCS),--docs "$(DOCS)")
 
-chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= MODEL= ONLY= JSON=]
+chaos: .venv/dev.stamp ## workers and a monkey, at most twelve minutes each [SEED= ROWS= MODEL= ONLY= JSON=]
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
 

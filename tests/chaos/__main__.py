@@ -26,7 +26,7 @@ from .ordeal import Ordeal, Plan, Stage, undergo
 
 FULL = Plan(rows=20_000, work=0.015, chaos=80, pause=1.2, calm=50)
 #: One key has most of the rows, and they are handled one after another.
-KEYS = replace(FULL, work=0.005, calm=300)
+KEYS = replace(FULL, work=0.005, calm=600)
 CUT = Plan(rows=250, low=150, work=0.04, chaos=5, pause=0.4, calm=90)
 
 #: Faults that are printed in full.
