@@ -12,7 +12,6 @@ from datetime import date
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
 from sybil import Sybil
@@ -22,30 +21,12 @@ from tests.docs.blocks import PARSERS
 
 pytest_plugins = ["tests.shares", "tests.strict"]
 
-#: The table of which a page shows the plan.
-TABLE = "shop_order"
-
 MAILBOX = "django.core.mail.backends.locmem.EmailBackend"
 
 
 def _as_in_the_shop(namespace: dict[str, Any]) -> None:
     # Functions defined on a page say that they come from here, and get their names from it.
     namespace["__name__"] = "sample_app.shop.processors"
-
-
-def _forget_statistics() -> None:
-    """Let the planner know as little of the shop's tables as of new ones.
-
-    Autovacuum may have counted the few rows of a block, for which no index is worth a read; until
-    the end of the block it leaves them alone.
-    """
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {TABLE} SET (autovacuum_enabled = false)")
-            cursor.execute(
-                "UPDATE pg_class SET relpages = 0, reltuples = -1 WHERE relname = %s", [TABLE]
-            )
-            cursor.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [TABLE])
 
 
 @pytest.fixture
@@ -75,15 +56,11 @@ def shop(
             shipped_at=timezone.now() if number < 4 else None,
             freight="7.50",
         )
-    _forget_statistics()
-    # Only the page for operators has the ledger; the others show what a run does without it.
-    has_ledger = request.node.path.name == "operate.md"
+    # Only the page on the ledger has it; the others show what a run does without it.
+    has_ledger = request.node.path.name == "ledger.md"
     own = {**in_this_django({"EMAIL_BACKEND": MAILBOX}), "DCL_PROCESSOR_LEDGER": has_ledger}
     with override_settings(**own):
         yield
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {TABLE} RESET (autovacuum_enabled)")
 
 
 pytest_collect_file = Sybil(

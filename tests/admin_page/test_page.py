@@ -148,14 +148,14 @@ def test_there_is_no_page_of_a_processor_that_is_not_known(viewer: Client) -> No
     assert viewer.get(detail("shop.none")).status_code == 404
 
 
-# --- the page for operators has the names and the limits of the code
+# --- the page on the admin has the names and the limits of the code
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "operate.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "admin.md"
 
 
 def rows(heading: str) -> list[list[str]]:
-    text = PAGE.read_text(encoding="utf-8").split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
+    text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1].split("\n#", 1)[0]
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
     return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
 

@@ -73,6 +73,16 @@ def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
     assert_run(run())
 
 
+def test_without_a_column_for_the_time_a_row_is_due_at_once() -> None:
+    the.errands(3)
+    retry = Retry(max_attempts=2, next_attempt_at=None, last_error=None)
+    run = retrying(fail, retry=retry, failed={"dead": True})
+    assert_run(run(), processed=2, failed=1, to_retry=1)
+    assert_run(run(), failed=1)
+    row = Errand.objects.get(place=1)
+    assert (row.dead, row.attempts, row.last_error) == (True, 2, "")
+
+
 def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> None:
     """Also without a dead letter: the row would be due again in the next run."""
     errors = {0: TimeoutError(), 1: ConnectionRefusedError(), 2: ValueError()}

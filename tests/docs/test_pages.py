@@ -37,8 +37,8 @@ def test_a_person_finishes_the_readme() -> None:
 
 
 def test_the_pages_are_few_and_short() -> None:
-    assert len(PAGES) <= 25
-    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 23_100
+    assert len(PAGES) <= 29
+    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 19_300
 
 
 def test_the_start_page_links_every_page() -> None:
@@ -54,31 +54,22 @@ def test_the_readme_links_the_recipes_and_the_crash_table() -> None:
     assert "docs/howto/deliveries.md#what-a-crash-does" in README.read_text("utf-8")
 
 
-# --- each promise names the tests that show it, and these tests exist
+# --- each promise has tests that carry its number in their names
 
 
 PAGE = (CHECKOUT / "docs" / "explanation" / "promises.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", PAGE)))
-
-
-@pytest.mark.parametrize(("module", "name"), NAMED, ids=[name for _, name in NAMED])
-def test_a_test_that_the_page_names_exists(module: str, name: str) -> None:
-    tree = ast.parse((CHECKOUT / module).read_text(encoding="utf-8"))
-    assert name in {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
 
 
 def promises() -> list[str]:
     return re.findall(r"^## (I\d+): ", PAGE, re.MULTILINE)
 
 
-def test_every_promise_has_tests_beside_it() -> None:
+def test_every_promise_is_on_the_page() -> None:
     # Of 19 and 23, nothing is promised any more.
     assert promises() == [f"I{number}" for number in range(1, 25) if number not in {19, 23}]
-    shown = re.findall(r"^- (I\d+)(?:, .*)?:\n  - `tests/", PAGE, re.MULTILINE)
-    assert set(shown) == set(promises())
 
 
-def test_every_test_that_carries_a_promise_in_its_name_carries_one_that_there_is() -> None:
+def test_every_promise_has_tests_that_carry_its_number() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests").rglob("*.py"))
     carried = {f"I{number}" for number in re.findall(r"^ *def test_i(\d+)_", tests, re.MULTILINE)}
     assert carried == set(promises())
@@ -105,13 +96,13 @@ SENTENCES = {
         f"up to {counters.MOST_FAILURES} in a run",
     ],
     "docs/howto/define.md": [f"window of {scan.WINDOW} rows"],
-    "docs/howto/operate.md": [
+    "docs/howto/operate.md": [f"counted up to {backlog.MOST:,}"],
+    "docs/howto/ledger.md": [
         f"A run waits up to {run.PATIENCE:g} seconds",
         f"deleted after {records.KEEP.days} days",
         f"follow each other within {WORD[run.GO_ON_WITHIN]}",
         f"and every {run.WRITE_EVERY:g} seconds before",
         f"goes on without them for {switch.SILENCE:g} seconds",
-        f"counted up to {backlog.MOST:,}",
     ],
     "docs/explanation/promises.md": [f"at most {source.MOST_LOCKED:,}, for `wait_for_locked`"],
     "docs/reference/processors.md": [

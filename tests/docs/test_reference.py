@@ -43,7 +43,7 @@ from tests.docs.signatures import parameters, shown, value_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROCESSORS, RESULTS = "reference/processors.md", "reference/results.md"
-OPERATE, MONITORING, TESTING = "howto/operate.md", "howto/monitoring.md", "howto/testing.md"
+LEDGER, MONITORING, TESTING = "howto/ledger.md", "howto/monitoring.md", "howto/testing.md"
 
 #: A line of a list: names in code, and behind the colon what they mean.
 ENTRY = re.compile(r"^- ((?:`[^`]+`(?:, | and )?)+): \S", re.MULTILINE)
@@ -58,8 +58,8 @@ DATACLASSES: dict[str, tuple[str, Any]] = {
     "Report": (RESULTS, Report),
     "Failure": (RESULTS, Failure),
     "DryRun": (RESULTS, DryRun),
-    "State": (OPERATE, State),
-    "Pause": (OPERATE, Pause),
+    "State": (LEDGER, State),
+    "Pause": (LEDGER, Pause),
 }
 CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "batch_processor": (PROCESSORS, batch_processor),
@@ -71,7 +71,7 @@ CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     **{name: (PROCESSORS, of) for name, of in VALUES.items()},
     **{f"testing.{name}": (TESTING, getattr(testing, name)) for name in testing.__all__},
     **{
-        f"ledger.{name}": (OPERATE, getattr(ledger, name))
+        f"ledger.{name}": (LEDGER, getattr(ledger, name))
         for name in ledger.__all__
         if inspect.isfunction(getattr(ledger, name))
     },
@@ -156,7 +156,7 @@ def test_the_pages_have_no_name_that_the_code_has_not() -> None:
         "Delivery",
         "Reservation",
     }
-    for page in (PROCESSORS, RESULTS, TESTING, OPERATE, "howto/celery.md"):
+    for page in (PROCESSORS, RESULTS, TESTING, LEDGER, "howto/celery.md"):
         called = {
             each.partition("(")[0] for each in names(text(page)) if "(" in each and "=(" not in each
         }
