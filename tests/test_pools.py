@@ -14,7 +14,7 @@ from django.db import connection, connections
 from dcl_processor import Lease
 from dcl_processor.engine import heartbeat
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.workers.listener import Listener
+from dcl_processor.workers.notify import Listener
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import beat_soon, until
 from tests.contract.support.reports import assert_run

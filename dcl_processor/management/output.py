@@ -6,6 +6,7 @@ Without a terminal, a run with nothing to do prints nothing, because cron mails 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -20,7 +21,16 @@ from dcl_processor.options import worker
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable, shown_traceback, traceback_text
 from dcl_processor.report.report import Report
-from dcl_processor.workers.visible import logs_to_stderr
+
+
+def show_operations() -> None:
+    """Show on stderr what is in no report, and not the rest, where no logging is configured."""
+    logger, operations = map(logging.getLogger, ("dcl_processor", "dcl_processor.operations"))
+    if not operations.hasHandlers():
+        logger.addHandler(logging.NullHandler())
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.WARNING)
+        operations.addHandler(handler)
 
 
 class Output:
@@ -40,8 +50,6 @@ class Output:
     ) -> None:
         self._stdout, self._stderr = stdout, stderr
         self.as_json, self._verbosity = as_json, verbosity
-        # If so, each failure is on stderr already, with its traceback.
-        self._logged = logs_to_stderr()
 
     # --- runs
 
@@ -64,7 +72,7 @@ class Output:
 
     def _failures(self, report: Report) -> None:
         """Write rows that failed for good to stderr, and rows to be retried to stdout."""
-        for failure in () if self._logged else report.failures:
+        for failure in report.failures:
             line = f"{report.name}: row {printable(str(failure.pk))} failed{failure.attempts}: "
             line += describe(failure.error)
             if failure.is_final:
@@ -73,9 +81,8 @@ class Output:
                 self.note(line)
 
     def trouble(self, name: str, trouble: Trouble) -> None:
-        """Write why a run did not complete, unless the log has written it to stderr."""
-        if not (trouble.is_logged and self._logged):
-            self.error(f"{name}: {trouble.sentence}{_by()}", trouble.traceback)
+        """Write why a run did not complete."""
+        self.error(f"{name}: {trouble.sentence}{_by()}", trouble.traceback)
 
     def bar(self, processor: BatchProcessor[Any], **rows: Any) -> AbstractContextManager[None]:
         """Show a person at a terminal how far the run in the block is, if rich is installed.

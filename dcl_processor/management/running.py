@@ -6,7 +6,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from dcl_processor.management.command_line import (
     misuse,
     whole,
 )
-from dcl_processor.management.output import Output
+from dcl_processor.management.output import Output, show_operations
 from dcl_processor.operator import registry
 from dcl_processor.operator.actions import doubts
 from dcl_processor.operator.diagnosis import Trouble
@@ -35,12 +35,17 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import described
 from dcl_processor.report.log import log
 from dcl_processor.report.report import Report
-from dcl_processor.workers.health import Health, Notifier
-from dcl_processor.workers.listener import aliases, check_can_listen
-from dcl_processor.workers.monitor import Monitor
+from dcl_processor.workers.health import Health, Monitor, Notifier
+from dcl_processor.workers.notify import aliases, check_can_listen
 from dcl_processor.workers.stopping import Stop, polite_stop, workers_stop
-from dcl_processor.workers.supervisor import MOST_WORKERS, Membership, Supervisor, same_command
-from dcl_processor.workers.visible import label, named_sessions, quiet_unless_configured
+from dcl_processor.workers.supervisor import (
+    MOST_WORKERS,
+    Membership,
+    Supervisor,
+    label,
+    name_sessions,
+    same_command,
+)
 from dcl_processor.workers.watch import Event, Plan, Recovered, Watch
 
 #: Seconds between two looks of a watch: the default, and the minimum.
@@ -61,7 +66,7 @@ def _add_arguments(parser: CommandParser) -> None:
     add("--workers", type=whole(1, MOST_WORKERS), default=1, metavar="N", help=text)
     text = "Handlers at once in each worker, instead of the processors' own concurrency."
     add("--concurrency", type=whole(1), metavar="N", help=text)
-    text = "Write this file each second while all workers are alive."
+    text = "Write this file each second while the command is alive."
     # A handler may change the working directory.
     add("--health-file", type=lambda path: Path(path).absolute(), metavar="PATH", help=text)
     text = "With --watch: look at once when wake() is called; PostgreSQL only."
@@ -99,13 +104,12 @@ def _handle(options: dict[str, Any], output: Output) -> None:
     """Run the chosen processors, until their end or a signal."""
     # The variables of a program that calls the command are its own.
     environment = os.environ if options["owns_process"] else dict[str, str]()
+    if options["owns_process"]:
+        show_operations()
     member = Membership.taken_from(environment)
     chosen = _chosen(options)
     with (
-        quiet_unless_configured(),
-        polite_stop(lambda stop: output.stopping(stop.cause))
-        if member is None
-        else workers_stop() as stop,
+        polite_stop(output.stopping) if member is None else workers_stop() as stop,
         _shown([each.name for each in chosen], options, environment, stop, member) as health,
     ):
         command = _Command(
@@ -127,9 +131,7 @@ def _shown(
     member: Membership | None,
 ) -> Iterator[Health]:
     """Show the health of this process in the block; at its end, remove the file."""
-    file = options["health_file"]
-    if member is not None:
-        file = Path(member.file) if member.file else None
+    file = options["health_file"] if member is None else None  # which the parent writes
     notifier = Notifier.taken_from(environment)
     health = Health(names, stop.is_set, file, notifier)
     try:
@@ -194,14 +196,14 @@ class _Command:
     def supervise(self) -> None:
         """Start the workers, and wait for them."""
         connections.close_all()  # until the workers have ended
-        codes = Supervisor(
-            self.options["workers"],
-            self.health,
-            self.stop,
-            self._died,
-            restarts=self.options["watch"] is not None,
-            deadline=self.deadline,
-        ).run()
+        with Monitor(self.health.beat):
+            codes = Supervisor(
+                self.options["workers"],
+                self.stop,
+                self._died,
+                restarts=self.options["watch"] is not None,
+                deadline=self.deadline,
+            ).run()
         if worst := max(codes.values()):
             said = ", ".join(f"worker {n} with {code}" for n, code in codes.items() if code)
             raise CommandError(f"ended with an exit code: {said}.", returncode=worst)
@@ -209,7 +211,7 @@ class _Command:
     def _died(self, number: int, how: str) -> None:
         who = f"{label(self.health.names)}, worker {number}"
         log(logging.ERROR, "%s: %s", who, how)
-        self.output.broke(who, Trouble(how, is_logged=True))
+        self.output.broke(who, Trouble(how))
 
     # --- this process's own work
 
@@ -217,10 +219,9 @@ class _Command:
         """Run the processors, or watch them, as a process that shows that it is alive."""
         is_own, member = self.options["owns_process"], self.member
         number = [] if member is None else [member.number, self.options["workers"]]
-        with (
-            named_sessions(label(self.health.names, *number)) if is_own else nullcontext(),
-            Monitor(self._beat, self.health.pace, may_end=is_own),
-        ):
+        if is_own:
+            name_sessions(label(self.health.names, *number))
+        with Monitor(self._beat, may_end=is_own):
             failed = self._run_each() if self.options["watch"] is None else self._watch()
         if failed or self.broken:
             rows = [f"{printing.rows(failed)} failed"] * bool(failed)
@@ -308,11 +309,11 @@ class _News:
                 if is_new or now - self._said[name] >= AGAIN_AFTER:
                     self._said[name] = now
                     log(logging.ERROR, "%s: %s", name, sentence)
-                    self._output.broke(name, replace(news, report=None, is_logged=True))
+                    self._output.broke(name, replace(news, report=None))
             case Recovered():
                 del self._troubles[name]
                 log(logging.WARNING, "%s: %s", name, "runs again")
-                self._output.trouble(name, Trouble("runs again", is_logged=True))
+                self._output.trouble(name, Trouble("runs again"))
 
 
 RUN = Subcommand("run", "Handle the rows that are pending now.", _add_arguments, _handle)

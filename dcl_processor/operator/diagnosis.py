@@ -25,8 +25,6 @@ class Trouble:
     report: Report | None = None
     #: Whether every further try would fail in the same way.
     is_final: bool = False
-    #: Whether the log has the sentence.
-    is_logged: bool = False
 
     @classmethod
     def of(cls, error: Exception, processor: Definition[Any], using: str | None) -> Trouble:

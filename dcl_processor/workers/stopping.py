@@ -30,15 +30,8 @@ class Stop(threading.Event):
     """
 
     _asked = False
-    #: The signal that has set it, if one has.
-    signum: int | None = None
     #: Called before the second signal ends this process.
     kill: Callable[[], None] | None = None
-
-    @property
-    def cause(self) -> str:
-        """The name of the signal that has set it, or ``"a stop"``."""
-        return "a stop" if self.signum is None else signal.Signals(self.signum).name
 
     def is_set(self) -> bool:
         return self._asked
@@ -61,28 +54,27 @@ class Stop(threading.Event):
 
 
 @contextmanager
-def polite_stop(on_first: Callable[[Stop], None] = lambda _: None) -> Iterator[Stop]:
+def polite_stop(on_first: Callable[[str], object]) -> Iterator[Stop]:
     """Install the handlers for ``SIGNALS``, and restore the previous ones at the end.
 
-    ``on_first`` is called in the handler of the first signal, with the stop. The second signal ends
+    ``on_first`` is called in the handler of the first signal, with its name. The second signal ends
     the process, also one whose handler catches everything or is in C. Outside the main thread,
     where Python allows no handlers, the event is never set.
     """
     stop = Stop()
 
     def handler(signum: int, _: Any) -> None:
-        is_second = stop.is_set()
-        stop.signum = signum
+        is_first = not stop.is_set()
         stop.set()
-        if is_second and stop.kill is not None:
+        if is_first:
+            on_first(signal.Signals(signum).name)
+        elif stop.kill is not None:
             stop.kill()
-        if is_second or stop.kill is None:
+        if stop.kill is None or not is_first:
             for each in installed:
                 signal.signal(each, signal.SIG_DFL)
-        if is_second:
+        if not is_first:
             os.kill(os.getpid(), signum)
-        else:
-            on_first(stop)
 
     with handled_by(handler) as installed:
         yield stop
@@ -92,56 +84,30 @@ def polite_stop(on_first: Callable[[Stop], None] = lambda _: None) -> Iterator[S
 def workers_stop() -> Iterator[Stop]:
     """Stop at SIGTERM, however often it comes, and leave it to the parent to count signals.
 
-    A terminal sends SIGINT and SIGHUP to the whole process group, and a service manager may send
-    SIGTERM to every process: a worker then gets the same signal twice, from its parent as well.
+    A service manager may send it to every process, and the parent passes it on.
     """
     stop = Stop()
-    with (
-        handled_by(lambda *_: stop.set(), [signal.SIGTERM]) as before,
-        handled_by(signal.SIG_IGN, [each for each in SIGNALS if each != signal.SIGTERM]),
-    ):
-        # The parent has blocked them until this process has handlers for them.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        try:
-            yield stop
-        finally:
-            # The parent may pass it on when this process has done its work and is about to end.
-            before[signal.SIGTERM] = signal.SIG_IGN
-
-
-@contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Block the signals while a worker is started and noted.
-
-    One that comes before the worker has its handlers would kill it; one that interrupts the parent
-    before it has noted the worker would leave a worker that the parent does not end.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-#: The handlers that those of the package have replaced, the outermost first.
-_replaced: list[dict[signal.Signals, Any]] = []
-
-
-def _restore_in_child() -> None:
-    """Let a signal end a process that a handler has forked, such as one of a pool."""
-    while _replaced:
-        for each, before in _replaced.pop().items():
-            signal.signal(each, before)
-
-
-os.register_at_fork(after_in_child=_restore_in_child)
+    with handled_by(lambda *_: stop.set(), [signal.SIGTERM]):
+        yield stop
 
 
 @contextmanager
 def handled_by(
     handler: Any, signals: Iterable[signal.Signals] = SIGNALS
 ) -> Iterator[dict[signal.Signals, Any]]:
-    """Install the handler for the block, and yield the previous handlers of its signals."""
+    """Install the handler for the block, and yield the previous handlers of its signals.
+
+    A process that is forked in the block has those: a signal ends one of a pool.
+    """
+    owner = os.getpid()
+
+    def unless_forked(signum: int, frame: Any) -> None:
+        if os.getpid() == owner:
+            handler(signum, frame)
+        else:
+            signal.signal(signum, previous[signal.Signals(signum)])
+            os.kill(os.getpid(), signum)
+
     # A signal that is already ignored stays ignored: a shell does so on purpose for a background
     # process. None is a handler that was not installed from Python, and could not be restored.
     previous = {
@@ -150,12 +116,10 @@ def handled_by(
         if threading.current_thread() is threading.main_thread()
         and (before := signal.getsignal(each)) not in (signal.SIG_IGN, None)
     }
-    _replaced.append(previous)
     for each in previous:
-        signal.signal(each, handler)
+        signal.signal(each, unless_forked)
     try:
         yield previous
     finally:
-        _replaced.remove(previous)
         for each, before in previous.items():
             signal.signal(each, before)

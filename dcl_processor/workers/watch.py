@@ -18,8 +18,7 @@ from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.operator.times import backoff
 from dcl_processor.pending import steady as time
 from dcl_processor.report.report import TRIED, Report
-from dcl_processor.workers.listener import Listener, aliases
-from dcl_processor.workers.notify import channel
+from dcl_processor.workers.notify import Listener, aliases, channel
 
 if TYPE_CHECKING:
     from dcl_processor.processor import BatchProcessor
@@ -27,25 +26,18 @@ if TYPE_CHECKING:
 #: Seconds between two looks for a stop while a watch waits, which is most of its life.
 POLL_IDLE = 0.2
 
-#: The fewest seconds between two runs if the second one would try the same failing rows.
-_NO_SOONER = 1.0
-
 #: Seconds of nothing but trouble after which a watch ends.
 HOPELESS_AFTER = 3_600.0
-
-# Seconds. Before a shorter wait, a connection that Django would close stays open.
-_WORTH_CLOSING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The options of a watch; ``limit`` and ``timeout`` are for each run."""
+    """The options of a watch; ``limit`` is for each run."""
 
     #: Seconds between two looks.
     interval: float
     using: str | None = None
     limit: int | None = None
-    timeout: float | None = None
     concurrency: int | None = None
     #: When the watch ends, by the monotonic clock, which processes share.
     deadline: float | None = None
@@ -74,7 +66,7 @@ class Watch:
     tell: Tell
     #: When a run was last without trouble, by the monotonic clock.
     _fine_at: float = field(default_factory=time.monotonic)
-    _turns: dict[str, Pace] = field(default_factory=dict)
+    _turns: dict[str, Turn] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
 
     def run(self) -> bool:
@@ -83,15 +75,13 @@ class Watch:
         Returns whether there was a processor to run until the end: not after an hour in which no
         run was without trouble.
         """
-        for each in self.processors:
-            self._turns[each.name] = Pace(each, self.plan.interval)
+        self._turns = {each.name: Turn(each, self.plan.interval) for each in self.processors}
         self._listeners = self._listen() if self.plan.listen else []
         try:
             while self._turns and not self._is_over():
                 turn = min(self._turns.values(), key=lambda turn: turn.due)
                 self._wait(turn.due)
-                is_due = turn.due <= time.monotonic()
-                if is_due and not self._is_over() and turn.processor.name in self._turns:
+                if turn.due <= time.monotonic() and not self._is_over():
                     self._run(turn)
         finally:
             for listener in self._listeners:
@@ -113,7 +103,7 @@ class Watch:
 
     def _wait(self, until: float) -> None:
         """Wait until then, or until the end of the plan, a stop, or a notification."""
-        if until - time.monotonic() >= _WORTH_CLOSING:
+        if until > time.monotonic():
             close_old_connections()
         if self.plan.deadline is not None:
             until = min(until, self.plan.deadline)
@@ -131,16 +121,13 @@ class Watch:
             self._turns[name].wake()
         return bool(woken)
 
-    def _run(self, turn: Pace) -> None:
+    def _run(self, turn: Turn) -> None:
         processor, trouble = turn.processor, None
         try:
-            limits = [
-                each for each in (self.plan.timeout, self._seconds_left()) if each is not None
-            ]
             report = processor.run(
                 using=self.plan.using,
                 limit=self.plan.limit,
-                timeout=min(limits, default=None),
+                timeout=self._seconds_left(),
                 # A worker that has a row locked is at work on it, and new rows are not to wait for
                 # that: the next run looks at the locked row again.
                 wait_for_locked=0,
@@ -156,14 +143,14 @@ class Watch:
             self._fine_at = time.monotonic()
         if did_something(report):
             self.tell(processor.name, report)
-        if trouble is None:
-            if turn.failures:
-                self.tell(processor.name, Recovered())
-            turn.ran(report)
-        else:
+        if trouble is not None:
             self._broke(turn, trouble)
+            return
+        if turn.failures:
+            self.tell(processor.name, Recovered())
+        turn.ran(report)
 
-    def _broke(self, turn: Pace, trouble: Trouble) -> None:
+    def _broke(self, turn: Turn, trouble: Trouble) -> None:
         self.tell(turn.processor.name, trouble)
         turn.broke()
         if trouble.is_final:
@@ -172,47 +159,41 @@ class Watch:
             self._turns.clear()
 
 
-# --- when a watched processor runs next: at once after work, later each time when it is broken
-#
-# A part of each wait is random, so that workers that started together, or lost their server
-# together, do not come back together.
-
-
 def did_something(report: Report) -> bool:
     """Return whether any row was tried; other workers report the rows that they have locked."""
     return any(getattr(report, each) for each in (*TRIED, "lease_lost"))
 
 
 @dataclass(slots=True)
-class Pace:
-    """The next run of one processor; ``due`` is its time."""
+class Turn:
+    """When a watched processor runs next: at once after work, later each time when it is broken.
+
+    A part of each wait is random, so that workers that started together, or lost their server
+    together, do not come back together. ``due``: the time of the next run; ``failures``: runs that
+    could not be made, since the last one that could.
+    """
 
     processor: BatchProcessor[Any]
     interval: float
     due: float = field(default_factory=time.monotonic)
-    #: Runs that could not start, since the last one that did.
     failures: int = 0
-    _no_sooner: float = 0.0
 
     def ran(self, report: Report) -> None:
         """Run again at once after a run that made progress, unless it would try the same rows."""
-        now = time.monotonic()
         self.failures = 0
-        same_rows = report.failed + report.snoozed > 0
-        self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
         has_more = report.stopped in {"limit", "timeout"}
-        drained = report.stopped == "drained" and not same_rows
+        drained = report.stopped == "drained" and not (report.failed or report.snoozed)
         got_on = report.processed + report.discarded > 0
-        self.due = now if got_on and (has_more or drained) else now + self._wait()
+        self.due = time.monotonic()
+        if not (got_on and (has_more or drained)):
+            self.due += self.interval * random.uniform(0.75, 1)  # noqa: S311  # no secret
 
     def broke(self) -> None:
-        """Postpone the next try after a run that could not start."""
+        """Postpone the next try after a run that could not be made."""
         self.failures += 1
-        self.due = self._no_sooner = time.monotonic() + backoff(self.failures)
+        self.due = time.monotonic() + backoff(self.failures)
 
     def wake(self) -> None:
-        """Run now."""
-        self.due = max(time.monotonic(), self._no_sooner)
-
-    def _wait(self) -> float:
-        return self.interval * random.uniform(0.75, 1)  # noqa: S311  # as above
+        """Run now, unless it has to recover."""
+        if not self.failures:
+            self.due = time.monotonic()

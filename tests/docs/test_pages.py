@@ -18,7 +18,7 @@ from dcl_processor.operator import backlog
 from dcl_processor.options import retry
 from dcl_processor.pending import scan
 from dcl_processor.report import counters, dry_run
-from dcl_processor.workers import monitor, supervisor
+from dcl_processor.workers import health
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
 
@@ -86,10 +86,8 @@ SENTENCES = {
         "Django {}, {} and {}.".format(*(each.django for each in ENVIRONMENTS))
     ],
     "docs/howto/run.md": [
-        f"ends its own process {monitor.GRACE} seconds later",
-        f"moved in the last {WORD[supervisor.SILENT]} seconds",
+        f"ends its own process {health.GRACE} seconds later",
         f"--max-age {alive.MAX_AGE:g}",
-        f"after further deaths within {WORD[supervisor.LIVED_LONG]} with a backoff",
     ],
     "docs/howto/failures.md": [
         f"ends after {counters.MOST_FROM_THE_START} failures",

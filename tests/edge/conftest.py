@@ -107,8 +107,11 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.fixture
-def manage(installed: None, capsys: pytest.CaptureFixture[str]) -> Manage:
+def manage(
+    installed: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Manage:
     """Run ``manage.py processors`` in this process, which is quicker."""
+    monkeypatch.setenv("PGAPPNAME", "tests")  # which the command leaves as it is
 
     def manage(*arguments: str) -> Ran:
         code: object = 0

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 from dcl_processor import alive
-from dcl_processor.workers.health import Health, Notifier, write_file
+from dcl_processor.engine import calls
+from dcl_processor.engine.calls import Limited
+from dcl_processor.pending import steady
+from dcl_processor.workers import health
+from dcl_processor.workers.health import Health, Notifier, end_if_a_handler_hangs
 from tests.edge.manage import Manage, python
 from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.gates import at_gate
-from tests.models import Parcel
 from tests.waiting import PATIENCE, until
 
 DELIVER = "warehouse.deliver"
@@ -46,14 +49,13 @@ def wait_until_written_again(file: Path) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_names_the_workers_and_is_removed_at_the_end(
+def test_it_names_the_command_and_is_removed_at_the_end(
     gate: Path, file: Path, workers: str
 ) -> None:
-    number = int(workers)
-    parcels(*["gate"] * number)
+    parcels(*["gate"] * int(workers))
     arguments = (DELIVER, "--watch", "600", "--workers", workers, "--health-file", str(file))
     with watching(*arguments, GATE=str(gate)) as watcher:
-        pids = at_gate(gate, handlers=number)
+        at_gate(gate, handlers=int(workers))
         wait_until_written_again(file)
         document = content(file)
         (gate / "open").touch()
@@ -61,30 +63,17 @@ def test_it_names_the_workers_and_is_removed_at_the_end(
         code, _, err = watcher.end()
     assert (code, err, file.exists()) == (0, "", False)
     assert (document["pid"], document["processors"]) == (watcher.process.pid, [DELIVER])
-    shown = [(each["worker"], each["is_alive"]) for each in document["workers"]]
-    assert shown == ([] if number == 1 else [(1, True), (2, True)])
-    if number > 1:
-        assert sorted(each["pid"] for each in document["workers"]) == pids
+    assert document["troubles"] == []
     assert [path.name for path in file.parent.iterdir()] == ["gate"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_that_does_not_move_lets_the_file_get_old(file: Path, audit: Path) -> None:
-    """As one that is stopped, or whose handler keeps the GIL."""
-    settings = "tests.hanging.settings"
-    (stuck,) = parcels("is stopped")
-    arguments = ("hanging.deliver", "--watch", "0.2", "--workers", "2")
-    with watching(
-        *arguments, "--health-file", str(file), DJANGO_SETTINGS_MODULE=settings
-    ) as watcher:
+def test_a_process_that_does_not_move_lets_the_file_get_old(file: Path, audit: Path) -> None:
+    parcels("keeps the GIL")
+    arguments = ("hanging.deliver", "--watch", "0.2", "--health-file", str(file))
+    with watching(*arguments, DJANGO_SETTINGS_MODULE="tests.hanging.settings"):
         until(lambda: file.exists() and audit.read_text() != "", "the handler")
-        until(lambda: alive.main([str(file), "--max-age", "4"]) == 1, "the file to get old")
-        killed = {each["pid"] for each in content(file)["workers"]}
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        Parcel.objects.filter(pk=stuck).update(note="")  # while their successors load the project
-        until(lambda: killed.isdisjoint(each["pid"] for each in content(file)["workers"]), "others")
-        assert watcher.end()[0] == 0
+        until(lambda: alive.main([str(file), "--max-age", "2"]) == 1, "the file to get old")
 
 
 @pytest.mark.parametrize("where", ["missing/health", "folder"])
@@ -104,9 +93,9 @@ def test_a_link_in_a_folder_that_all_may_write_to_is_not_followed(tmp_path: Path
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / f".health.{os.getpid()}").symlink_to(precious)
-    write_file(tmp_path / "health", {"n": 1})
+    Health(["shop.send"], lambda: False, tmp_path / "health").ready()
     assert precious.read_text() == "mine"
-    assert content(tmp_path / "health") == {"n": 1}
+    assert content(tmp_path / "health")["processors"] == ["shop.send"]
 
 
 # --- the probe
@@ -117,7 +106,7 @@ def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_probe_is_quick_because_it_imports_no_django(file: Path) -> None:
-    write_file(file, {"pid": 4, "workers": []})
+    file.touch()
     code = (
         "import sys, runpy\n"
         f"sys.argv = ['alive', {str(file)!r}]\n"
@@ -129,7 +118,7 @@ def test_the_probe_is_quick_because_it_imports_no_django(file: Path) -> None:
 
 
 def test_the_probe_looks_at_the_age(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_file(file, {})
+    file.touch()
     assert alive.main([str(file)]) == 0
     assert re.fullmatch(r"alive: written \d\.\d s ago\n", capsys.readouterr().out)
     old = time.time() - 100
@@ -153,7 +142,7 @@ def test_the_exit_codes_of_the_probe(file: Path) -> None:
 
 def test_a_file_from_the_future_is_old(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The clock was set back, and nothing has been written since."""
-    write_file(file, {"pid": 4, "workers": []})
+    file.touch()
     later = time.time() + 3_600
     os.utime(file, (later, later))
     assert alive.main([str(file)]) == 1
@@ -184,19 +173,9 @@ def test_its_variables_are_removed(manager: socket.socket) -> None:
     found = environment(manager, WATCHDOG_USEC="3000000", WATCHDOG_PID=str(os.getpid()), A="b")
     notifier = Notifier.taken_from(found)
     assert notifier is not None
-    assert (notifier.watchdog, found) == (3.0, {"A": "b"})
+    assert found == {"A": "b"}
     notifier.send("READY=1", "STOPPING=1")
     assert received(manager) == ["READY=1", "STOPPING=1"]
-
-
-@pytest.mark.parametrize("more", [{"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}, {}])
-def test_a_watchdog_of_another_process_is_none(
-    manager: socket.socket, more: dict[str, str]
-) -> None:
-    found = environment(manager, **more)
-    notifier = Notifier.taken_from(found)
-    assert notifier is not None
-    assert (notifier.watchdog, found) == (None, {})
 
 
 def test_an_address_may_be_abstract() -> None:
@@ -251,15 +230,16 @@ def test_a_service_is_ready_although_its_database_cannot_be_reached(
         assert watcher.end()[0] == 0
 
 
-def test_only_while_all_are_alive_it_is_written_and_pinged(
-    manager: socket.socket, file: Path
-) -> None:
-    notifier = Notifier(str(manager.getsockname()), 0.002)
-    health = Health(["shop.send"], lambda: False, file, notifier)
-    well: dict[str, Any] = {"worker": 1, "pid": 41, "is_alive": True, "troubles": []}
-    sick = {**well, "worker": 2, "is_alive": False}
-    health.beat([well, sick])
-    assert not file.exists()
-    health.beat([well])
-    assert file.exists()
-    assert [received(manager), received(manager)] == [[], ["WATCHDOG=1"]]
+# --- a handler that hangs
+
+
+def test_the_call_that_began_first_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what keeps the others on its event loop from their end."""
+    ended: list[Limited] = []
+    monkeypatch.setattr(health, "end", ended.append)
+    now, limit = steady.monotonic(), 60.0
+    ages = (limit + health.GRACE + 2, limit + health.GRACE + 9, limit + health.GRACE - 9)
+    younger, oldest, in_time = (Limited("shop.send", [17], now - age, limit) for age in ages)
+    monkeypatch.setattr(calls, "limited", {younger, oldest, in_time})
+    end_if_a_handler_hangs()
+    assert ended == [oldest, younger]

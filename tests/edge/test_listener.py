@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor.workers import notify
-from dcl_processor.workers.listener import Listener
+from dcl_processor.workers.notify import Listener
 from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching

@@ -17,7 +17,6 @@ from dcl_processor.exceptions import InvalidOption
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import Install, Manage, besides_lifecycle, processors, started
 from tests.edge.watchers import parcels, unsent, watching
-from tests.environments import CHECKOUT
 from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE
@@ -125,29 +124,6 @@ def test_a_closed_terminal_or_ctrl_c_ends_a_run_as_sigterm_does(
 
 
 # --- failures, once, and with what follows
-
-
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "handlers": {"console": {"class": "logging.StreamHandler"}},
-    "loggers": {"dcl_processor": {"handlers": ["console"], "level": "INFO"}},
-}
-
-
-def test_what_is_logged_to_stderr_is_not_repeated_there(tmp_path: Path) -> None:
-    (tmp_path / "logging_settings.py").write_text(
-        f"from tests.warehouse.settings import *\nLOGGING = {LOGGING!r}\n"
-    )
-    broken, *_ = parcels("broken", "", "", "")
-    done = processors(
-        *("run", DELIVER),
-        DJANGO_SETTINGS_MODULE="logging_settings",
-        PYTHONPATH=f"{CHECKOUT}:{tmp_path}",
-    )
-    assert done.returncode == 1
-    assert done.stderr.count(f"row {broken} failed: ") == done.stderr.count("Traceback") == 1
-    assert done.stderr.endswith("CommandError: 1 row failed.\n")
 
 
 def test_a_row_that_is_tried_again_is_no_failure_of_the_command_yet() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dcl_processor import Report, batch_processor
 from dcl_processor.operator.times import LONGEST_BACKOFF
 from dcl_processor.workers import watch
-from dcl_processor.workers.watch import Pace, did_something
+from dcl_processor.workers.watch import Turn, did_something
 from tests.models import Parcel
 
 
@@ -33,20 +33,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return CLOCK
 
 
-def pace() -> Pace:
+def turn() -> Turn:
     options: dict[str, Any] = {"pending": Parcel.objects.all(), "done": {"sent": True}}
     processor = batch_processor(**options)(lambda row: None)
-    return Pace(processor, 5.0, due=CLOCK.now)
+    return Turn(processor, 5.0, due=CLOCK.now)
 
 
-def after(pace: Pace, **counts: Any) -> float:
+def after(turn: Turn, **counts: Any) -> float:
     """Return the seconds from the end of such a run until the next."""
-    pace.ran(Report(name="p", **counts))
-    return pace.due - CLOCK.now
+    turn.ran(Report(name="p", **counts))
+    return turn.due - CLOCK.now
 
 
 def test_idle_waits_are_the_interval_and_part_of_each_is_random() -> None:
-    idle = pace()
+    idle = turn()
     waits = [after(idle) for _ in range(12)]
     assert all(3.75 <= wait <= 5 for wait in waits)
     assert len({round(wait, 3) for wait in waits}) > 1
@@ -71,27 +71,20 @@ def test_idle_waits_are_the_interval_and_part_of_each_is_random() -> None:
     ],
 )
 def test_it_goes_on_at_once_after_a_run_that_got_on(counts: dict[str, Any], at_once: bool) -> None:
-    wait = after(pace(), **counts)
+    wait = after(turn(), **counts)
     assert wait == 0 if at_once else 3.75 <= wait <= 5
 
 
 def test_a_wake_up_ends_the_wait(clock: Clock) -> None:
-    woken = pace()
+    woken = turn()
     after(woken)
     woken.wake()
     assert woken.due == clock.now
     assert after(woken) >= 3.75
 
 
-def test_wake_ups_do_not_try_failing_rows_in_a_hot_loop(clock: Clock) -> None:
-    woken = pace()
-    after(woken, processed=1, failed=1)
-    woken.wake()
-    assert woken.due - clock.now == 1
-
-
 def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> None:
-    broken = pace()
+    broken = turn()
 
     def wait() -> float:
         broken.broke()

@@ -103,7 +103,6 @@ HOW: dict[str, Callable[[], object]] = {
     "catches everything": catch_everything,
     "waits in C without signals": wait_in_c,
     "keeps the GIL": lambda: ctypes.PyDLL(None).sleep(600),
-    "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "leaves a child": leave_a_child,
     "dies and leaves a child": die_and_leave_a_child,
     "fails": lambda: 1 / 0,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dcl_processor.workers import monitor, supervisor
+from dcl_processor.workers import health
 from tests.settings import *  # noqa: F403
 from tests.settings import FEW_APPS
 
 INSTALLED_APPS = [*FEW_APPS, "tests.hanging"]
 
-monitor.GRACE = 1
-monitor.PACE = 0.2
-supervisor.SILENT = 2.0
+health.GRACE = 1
+health.PACE = 0.2
