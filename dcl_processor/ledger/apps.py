@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig
 
-from dcl_processor.ledger.switch import is_on
+from dcl_processor.ledger import APP, is_on
 from dcl_processor.report.observer import observers_installed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LedgerConfig(AppConfig):
-    name = "dcl_processor.ledger"
+    name = APP
     label = "dcl_processor_ledger"
     verbose_name = "Batch processors: ledger"
     default_auto_field = "django.db.models.BigAutoField"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 from django.conf import settings
@@ -9,8 +10,11 @@ from django.conf import settings
 from dcl_processor.ledger.models import PERSON, TEXT, Record, Subject, name_of, records
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
-from dcl_processor.report.errors import shown
+from dcl_processor.report.errors import described, shown
+from dcl_processor.report.interrupts import ends_the_run
 from dcl_processor.report.values import TEN_YEARS, as_timedelta, expect_seconds
+
+logger = logging.getLogger("dcl_processor.operations")
 
 #: The action of runs.
 RUN = "run"
@@ -19,12 +23,21 @@ RUN = "run"
 KEEP = timedelta(days=14)
 
 
-def add(processor: Subject, action: str, *, by: str, rows: int = 0, **texts: str) -> None:
-    """Add what an operator has done; ``texts``: masked, and in one line."""
+def add(processor: Subject, action: str, *, by: str = "", rows: int = 0, **texts: str) -> None:
+    """Add what an operator has done; ``texts``: masked, and in one line.
+
+    It is done already, so an error is logged, and not raised.
+    """
+    name, now = name_of(processor), DatabaseNow()
     kept = {column: shown(text, TEXT) for column, text in texts.items()}
-    kept |= {"processor": name_of(processor), "by": shown(by or this_user(), PERSON)}
-    now = DatabaseNow()
-    records().create(action=action, at=now, seen_at=now, rows=rows, **kept)
+    kept |= {"processor": name, "by": shown(by or this_user(), PERSON)}
+    try:
+        records().create(action=action, at=now, seen_at=now, rows=rows, **kept)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        about = (name, action, described(error))
+        logger.warning("%s: the ledger has no record of this %s: %s", *about)
 
 
 def history(processor: Subject | None = None, *, limit: int = 50) -> list[Record]:

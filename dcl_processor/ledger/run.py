@@ -5,25 +5,31 @@ All is asked and written on the run's own connection, by its thread, between its
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from dcl_processor.ledger.control import is_paused, take
 from dcl_processor.ledger.models import REASON, TEXT, records
 from dcl_processor.ledger.records import RUN, prune
-from dcl_processor.ledger.switch import quietly
 from dcl_processor.operator.diagnosis import describe
 from dcl_processor.options.worker import worker_name
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow, Later
+from dcl_processor.report.errors import described
+from dcl_processor.report.interrupts import ends_the_run
 from dcl_processor.report.observer import EndRun, RunEvent
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import COUNTS, TRIED
+
+T = TypeVar("T")
+
+logger = logging.getLogger("dcl_processor.operations")
 
 #: Seconds between two looks whether a processor is paused, and between two writes of a run.
 LOOK_EVERY, WRITE_EVERY = 1.0, 10.0
@@ -37,6 +43,28 @@ GO_ON_WITHIN, GO_ON_FOR = 60.0, 600.0
 
 #: Each record whose key this divides deletes old ones at its end.
 PRUNE_EACH = 100
+
+#: Seconds without a further question in this process after an error.
+SILENCE = 60.0
+
+
+class _Silence:
+    until = 0.0
+
+
+def quietly(ask: Callable[[], T], otherwise: T) -> T:
+    """Return the answer, or without one something else; an error is logged, and costs no row."""
+    if time.monotonic() < _Silence.until:
+        return otherwise
+    try:
+        return ask()
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        _Silence.until = time.monotonic() + SILENCE
+        about = (SILENCE, described(error))
+        logger.warning("the ledger cannot be used, and is not asked for %d s: %s", *about)
+        return otherwise
 
 
 @dataclass(slots=True)

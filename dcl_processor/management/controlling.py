@@ -14,7 +14,7 @@ from django.utils.dateparse import parse_datetime
 
 from dcl_processor import ledger
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.ledger.switch import APP, is_on
+from dcl_processor.ledger import APP, is_on
 from dcl_processor.management import printing
 from dcl_processor.management.command_line import (
     NOT_FOUND_OUT,

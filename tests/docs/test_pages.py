@@ -13,7 +13,7 @@ import pytest
 from dcl_processor import alive
 from dcl_processor.contrib.reservations import reservation
 from dcl_processor.engine import source
-from dcl_processor.ledger import records, run, switch
+from dcl_processor.ledger import records, run
 from dcl_processor.operator import backlog
 from dcl_processor.options import retry
 from dcl_processor.pending import scan
@@ -100,7 +100,7 @@ SENTENCES = {
         f"deleted after {records.KEEP.days} days",
         f"follow each other within {WORD[run.GO_ON_WITHIN]}",
         f"and every {run.WRITE_EVERY:g} seconds before",
-        f"goes on without them for {switch.SILENCE:g} seconds",
+        f"goes on without them for {run.SILENCE:g} seconds",
     ],
     "docs/explanation/promises.md": [f"at most {source.MOST_LOCKED:,}, for `wait_for_locked`"],
     "docs/reference/processors.md": [

@@ -33,7 +33,7 @@ from dcl_processor.contrib import celery, otel, prometheus
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
 from dcl_processor.insights import doctor
-from dcl_processor.ledger.standing import Pause, State
+from dcl_processor.ledger.control import Pause, State
 from dcl_processor.management.commands.processors import ACTIONS, Command
 from dcl_processor.processor import RunParameters
 from dcl_processor.report.dry_run import DryRun

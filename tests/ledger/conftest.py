@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from dcl_processor.ledger import run, switch
+from dcl_processor.ledger import run
 
 # Commands, whose handlers work in a transaction.
 collect_ignore = [] if connection.vendor == "postgresql" else ["test_commands.py"]
@@ -19,6 +19,6 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the test begin as a new process does."""
     monkeypatch.setattr(run, "_last", run._Last())
     monkeypatch.setattr(run, "_paused", {})
-    monkeypatch.setattr(switch._Silence, "until", 0.0)
+    monkeypatch.setattr(run._Silence, "until", 0.0)
     with override_settings(DCL_PROCESSOR_LEDGER=True):
         yield
