@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 from django.http import HttpRequest, HttpResponseBase
 
 from dcl_processor.admin_page import permissions
-from dcl_processor.checks.questions import check_lists
+from dcl_processor.checks import check_lists
 from dcl_processor.operator.actions import values_to_put_back
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.processor import BatchProcessor
