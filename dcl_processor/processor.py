@@ -216,10 +216,10 @@ class BatchProcessor(Definition[M]):
         inside the processor's own handler; ``InsideTransaction`` inside ``atomic()``; and what
         ``run()`` raises before any handler.
         """
-        from dcl_processor.contrib.reservations import reservation  # loaded when used
+        from dcl_processor.contrib import reservations  # loaded when used
 
         with self._entered():
-            return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
+            return reservations.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
 
     def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
         """Return the reservation of a token that came back, with its row as it is now.
@@ -228,9 +228,9 @@ class BatchProcessor(Definition[M]):
         this processor did not give out, or not to ``bound_to``; ``ReservationLost`` if the row was
         deleted; ``Unsupported`` for a processor that ``reserve()`` refuses.
         """
-        from dcl_processor.contrib.reservations import reservation  # loaded when used
+        from dcl_processor.contrib import reservations  # loaded when used
 
-        return reservation.from_token(self, token, bound_to=bound_to)
+        return reservations.from_token(self, token, bound_to=bound_to)
 
     def lock_key(self, key: Any, using: str | None = None) -> None:
         """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.

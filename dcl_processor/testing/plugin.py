@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-
-def _fixture(name: str) -> Any:
-    def given() -> Any:
-        # Imported here: a project's settings may not be known before.
-        return getattr(import_module("dcl_processor.testing"), name)
-
-    given.__doc__ = f"Return ``dcl_processor.testing.{name}``."
-    return pytest.fixture(name=name)(given)
+from dcl_processor import testing
 
 
-assert_settles, make_due, race = map(_fixture, ("assert_settles", "make_due", "race"))
+def _fixture(function: Callable[..., Any]) -> Any:
+    def given() -> Callable[..., Any]:
+        return function
+
+    given.__doc__ = f"Return ``dcl_processor.testing.{function.__name__}``."
+    return pytest.fixture(name=function.__name__)(given)
+
+
+assert_settles = _fixture(testing.assert_settles)
+make_due = _fixture(testing.make_due)
+race = _fixture(testing.race)

@@ -100,7 +100,7 @@ if HAS_ROW_LOCKS:
         assert (first.failed, second.failed) == (2, 1)
 
     def test_a_race_for_nothing_is_refused() -> None:
-        with pytest.raises(AssertionError, match="expected pending rows to race for, got none"):
+        with pytest.raises(AssertionError, match="expected pending rows, got none"):
             race(transactional(ignore))
 
     def test_rows_that_are_not_committed_are_refused() -> None:

@@ -14,7 +14,8 @@ from django.db.models import F, Model, QuerySet
 from django.utils.timezone import now
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Snooze, batch_processor
-from dcl_processor.contrib.reservations import Reservation, handing_out
+from dcl_processor.contrib import reservations
+from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidOption,
@@ -155,7 +156,7 @@ if connection.vendor == "postgresql":
         [row] = the.errands(1)
         run = make()
         [handed] = run.reserve()
-        monkeypatch.setattr(handing_out, "PATIENCE", 0.1)
+        monkeypatch.setattr(reservations, "PATIENCE", 0.1)
         locked = at_update("TRUE", "RAISE EXCEPTION USING ERRCODE = '55P03'")
         with locked, pytest.raises(OperationalError):
             again(run, handed).settle()

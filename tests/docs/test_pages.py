@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dcl_processor import alive
-from dcl_processor.contrib.reservations import reservation
+from dcl_processor.contrib import reservations
 from dcl_processor.engine import source
 from dcl_processor.ledger import records, run
 from dcl_processor.operator import backlog
@@ -105,7 +105,7 @@ SENTENCES = {
     "docs/explanation/promises.md": [f"at most {source.MOST_LOCKED:,}, for `wait_for_locked`"],
     "docs/reference/processors.md": [
         f"of which {retry.LONGEST_ERROR:,} characters are used",
-        f"up to {reservation.MOST:,} rows, a `Reservation` each",
+        f"up to {reservations.MOST:,} rows, a `Reservation` each",
     ],
     "docs/reference/results.md": [f"counted up to {dry_run.MOST_COUNTED:,}"],
 }
