@@ -1,4 +1,4 @@
-"""An action on rows in two steps: what it would do, and then what was confirmed."""
+"""Who may act on rows, and an action in two steps: what it would do, and what was confirmed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from urllib.parse import unquote
 
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_permission_codename
+from django.core.exceptions import PermissionDenied
 from django.core.management.base import CommandError
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dcl_processor import ledger
-from dcl_processor.admin_page.permissions import LABELS
 from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_text
 from dcl_processor.management.command_line import keys as parsed
@@ -28,6 +29,12 @@ from dcl_processor.operator.time_limit import reading
 from dcl_processor.operator.writes import CHANGED, Choice, Write, Written
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import shown
+
+VIEW = "dcl_admin.view_processors"
+OPERATE = "dcl_admin.operate_processors"
+
+#: What the actions on rows are called on buttons.
+LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
 
 #: What has been done to the rows of an action.
 DID = {"requeue": "put back into pending", "mark_done": "marked as done", "discard": "discarded"}
@@ -43,6 +50,36 @@ BUDGET, PATIENCE = 5.0, 1.0
 
 #: Characters that a person may type, and those of a message.
 LONGEST_REASON, LONGEST_VALUES, LONGEST = 200, 10_000, 500
+
+
+def may_view(request: HttpRequest) -> bool:
+    """Return whether the user may see the processors, and the keys and errors of their rows."""
+    user: Any = request.user
+    return bool(user.has_perm(VIEW))
+
+
+def may_operate(request: HttpRequest) -> bool:
+    """Return whether the user may operate processors; who may not see them may not."""
+    user: Any = request.user
+    return may_view(request) and bool(user.has_perm(OPERATE))
+
+
+def may_act(request: HttpRequest, processor: BatchProcessor[Any]) -> bool:
+    """Return whether the user may operate processors, and change the rows of this one's model."""
+    if not may_operate(request):
+        return False
+    try:
+        options = rows.question_of(processor, None).model._meta
+    except Exception:  # noqa: BLE001  # no row of it can be chosen; the panel has the reason
+        return False
+    user: Any = request.user
+    return bool(user.has_perm(f"{options.app_label}.{get_permission_codename('change', options)}"))
+
+
+def require(may: bool) -> None:
+    """Raise ``PermissionDenied`` unless the user may."""
+    if not may:
+        raise PermissionDenied
 
 
 class RefusedError(Exception):

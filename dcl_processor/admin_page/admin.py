@@ -10,7 +10,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponseBase, HttpResponseNotAllowed
 from django.urls import URLPattern, path
 
-from dcl_processor.admin_page import permissions
+from dcl_processor.admin_page import acting, views
 from dcl_processor.admin_page.models import Processor
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class ProcessorAdmin(Base):
         """Return the page's addresses, and none of those for rows of a table."""
         one = "<path:object_id>"
         addresses = {
-            "changelist": ("", "index", permissions.may_view),
-            "act": (f"{one}/act/", "act", permissions.may_operate),
+            "changelist": ("", "index", acting.may_view),
+            "act": (f"{one}/act/", "act", acting.may_operate),
             # The admin's log links to this name.
-            "change": (f"{one}/change/", "detail", permissions.may_view),
+            "change": (f"{one}/change/", "detail", acting.may_view),
         }
         return [
             path(route, self._view(view, may), name=f"dcl_admin_processor_{name}")
@@ -43,11 +43,8 @@ class ProcessorAdmin(Base):
         self, name: str, may: Callable[[HttpRequest], bool]
     ) -> Callable[..., HttpResponseBase]:
         def view(request: HttpRequest, **named: Any) -> HttpResponseBase:
-            # Workers load a project's admin as well, for its system checks, and need no views.
-            from dcl_processor.admin_page import views
-
-            permissions.require(may(request))
-            if may is permissions.may_operate and request.method != "POST":
+            acting.require(may(request))
+            if may is acting.may_operate and request.method != "POST":
                 return HttpResponseNotAllowed(["POST"])
             response: HttpResponseBase = getattr(views, name)(self, request, **named)
             return response
@@ -60,7 +57,7 @@ class ProcessorAdmin(Base):
 
     def has_view_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # Django's signature
         """Return whether the user may see processors."""
-        return permissions.may_view(request)
+        return acting.may_view(request)
 
     def has_add_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # as above
         """Return False: processors are code."""

@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dcl_processor.admin_page import acting, permissions
+from dcl_processor.admin_page import acting
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights.answer import Answer
 from dcl_processor.insights.rows import Listed, kind_of, listed
@@ -139,7 +139,7 @@ def _stuck(processor: BatchProcessor[Any], state: str) -> dict[str, Any]:
 def act(admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show what an action would do, or do what was confirmed."""
     processor = _processor(object_id)
-    permissions.require(permissions.may_act(request, processor))
+    acting.require(acting.may_act(request, processor))
     try:
         wanted = acting.wanted_of(request, processor)
         if "confirmed" not in request.POST:
@@ -181,12 +181,12 @@ def _processor(object_id: str) -> BatchProcessor[Any]:
 
 def _actions(admin: Any, request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, Any]:
     """Return what the templates need to show the actions that this user has."""
-    may_act = permissions.may_act(request, processor)
+    may_act = acting.may_act(request, processor)
     offered = acting.offered(processor) if may_act else {}
     return {
         # Not the processor: a template calls what can be called, which would be a run.
         "name": processor.name,
-        "offered": [(each, permissions.LABELS[each]) for each in offered],
+        "offered": [(each, acting.LABELS[each]) for each in offered],
         "act_url": _address(admin, "act", processor.name),
         "detail_url": _address(admin, "change", processor.name),
     }

@@ -12,7 +12,7 @@ from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.admin_page import permissions, views
+from dcl_processor.admin_page import acting, views
 from dcl_processor.operator import registry
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
@@ -162,4 +162,4 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_the_permissions_are_listed() -> None:
     listed = [line[0] for line in rows("Permissions")]
-    assert listed == [permissions.VIEW, permissions.OPERATE, "the model's `change"]
+    assert listed == [acting.VIEW, acting.OPERATE, "the model's `change"]
