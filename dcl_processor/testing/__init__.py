@@ -125,7 +125,8 @@ def race(
         )
     course = _Course(processor, filter, connection.alias)
     with ThreadPoolExecutor(2) as pool:
-        workers = pool.submit(course.first), pool.submit(course.second)
+        begun, ended = course.first_has_a_row, course.second_has_ended
+        workers = pool.submit(course.work, None, begun), pool.submit(course.work, begun, ended)
     first, second = (each.result() for each in workers)
     if course.doubles:
         raise AssertionError(
@@ -144,31 +145,20 @@ class _Course:
         self._twin = copy.copy(processor)
         self._twin.observers = (*processor.observers, self)
         self._given: dict[str, Any] = {"filter": filter, "using": using}
-        self._first_has_a_row, self._second_has_ended = threading.Event(), threading.Event()
+        self.first_has_a_row, self.second_has_ended = threading.Event(), threading.Event()
         #: The row of the first worker while that waits, and those that are processed.
         self._taken: set[Any] = set()
         #: The keys of rows that both workers have started.
         self.doubles: list[Any] = []
 
-    def first(self) -> Report:
-        """Run; ``row()`` stops it at its first row."""
-        try:
-            return self._run()
-        finally:
-            self._first_has_a_row.set()
-
-    def second(self) -> Report:
-        """Run as soon as the first worker has a row."""
-        self._first_has_a_row.wait(TIMEOUT)
-        try:
-            return self._run()
-        finally:
-            self._second_has_ended.set()
-
-    def _run(self) -> Report:
+    def work(self, begin: threading.Event | None, end: threading.Event) -> Report:
+        """Run, perhaps only after an event; let the other one happen at the end, if not before."""
+        if begin is not None:
+            begin.wait(TIMEOUT)
         try:
             return self._twin.run(**self._given, wait_for_locked=0, timeout=TIMEOUT)
         finally:
+            end.set()
             connections.close_all()
 
     def run(self, event: RunEvent) -> None:
@@ -182,8 +172,8 @@ class _Course:
             return
         if event.pk in self._taken:
             self.doubles.append(event.pk)
-        if not self._first_has_a_row.is_set():
+        if not self.first_has_a_row.is_set():
             self._taken.add(event.pk)
-            self._first_has_a_row.set()
-            self._second_has_ended.wait(PATIENCE)
+            self.first_has_a_row.set()
+            self.second_has_ended.wait(PATIENCE)
             self._taken.remove(event.pk)

@@ -39,9 +39,6 @@ class Stop(threading.Event):
     def set(self) -> None:
         self._asked = True
 
-    def clear(self) -> None:
-        self._asked = False
-
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, at most ``timeout`` seconds; return whether it is."""
         end = None if timeout is None else time.monotonic() + timeout

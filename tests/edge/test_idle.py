@@ -73,7 +73,7 @@ def test_a_look_is_one_statement(max_age: int, monkeypatch: pytest.MonkeyPatch) 
         assert stop.is_set()
         assert set(made) == {deliver.name, weigh.name}
         looks = len(made)
-        stop.clear()
+        stop = Stop()
         # The last wait of the two may have been too short for it, this one cannot be.
         plan = Plan(interval=60, deadline=time.monotonic() + PATIENCE)
         monkeypatch.setattr(watch_module, "close_old_connections", close_and_stop)
