@@ -12,18 +12,16 @@ class AuditError(Exception):
     """A contender did not do the work that it was timed for; the message says which rows."""
 
 
-def audit(who: str, expected: Collection[int], calls: Sequence[Call] | None, left: int) -> None:
+def audit(who: str, expected: Collection[int], calls: Sequence[Call], left: int) -> None:
     """Compare what should have been handled with the handler's log and with the table.
 
-    ``calls``: ``None`` for a contender that has no handler to keep a log. ``left``: rows that the
-    table still shows as pending. Raises ``AuditError``.
+    ``left``: rows that the table still shows as pending. Raises ``AuditError``.
     """
     faults = [f"{left} rows still pending"] if left else []
-    if calls is not None:
-        counts = Counter(call.pk for call in calls)
-        faults += _named("handled more than once", [pk for pk, n in counts.items() if n > 1])
-        faults += _named("never handled", set(expected) - set(counts))
-        faults += _named("handled and not asked for", set(counts) - set(expected))
+    counts = Counter(call.pk for call in calls)
+    faults += _named("handled more than once", [pk for pk, n in counts.items() if n > 1])
+    faults += _named("never handled", set(expected) - set(counts))
+    faults += _named("handled and not asked for", set(counts) - set(expected))
     if faults:
         raise AuditError(f"{who}: expected each row to be handled once, got {'; '.join(faults)}.")
 

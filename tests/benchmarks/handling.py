@@ -21,21 +21,20 @@ handle_soon: Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One line: which row was handled, by which copy, and when by the machine's clock."""
+    """One line: which row was handled, and when by the machine's clock."""
 
     pk: int
-    copy: int
     nanoseconds: int
 
 
-def open_log(path: Path, copy: int, delay: float) -> Callable[[], None]:
+def open_log(path: Path, delay: float) -> Callable[[], None]:
     """Make ``handle`` take so many seconds and then note its call; return what closes the log."""
     global handle, handle_soon  # the contenders know nothing of logs
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     clock, write, sleep = time.monotonic_ns, os.write, time.sleep
 
     def no_op(pk: int) -> None:
-        write(log, b"%d %d %d\n" % (pk, copy, clock()))
+        write(log, b"%d %d\n" % (pk, clock()))
 
     def slow(pk: int) -> None:
         sleep(delay)

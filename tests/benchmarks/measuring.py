@@ -15,10 +15,11 @@ from .contenders import CONTENDERS, Contender
 from .handling import Call, read_log
 from .network import SOCKET, Proxy, measured_delay, opened
 from .protocol import Counts
-from .team import Order, Share, Team, team
+from .team import Order, Share, Team
 
-#: Figures of a contender that is measured through a proxy.
-MESSAGES, COMMITS, DELAY = "messages per row", "commits per row", "measured delay, ms"
+#: Figures of a contender that is measured through a proxy, and one that handlers have.
+MESSAGES, STATEMENTS, DELAY = "messages per row", "statements per row", "measured delay, ms"
+PROCESSOR = "CPU ms per row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,42 +71,30 @@ def drain(
     *,
     workers: int = 1,
     delay: float = 0.0,
-    left: int = 0,
-    options: Mapping[str, Any] | None = None,
     through: Proxy | None = None,
 ) -> dict[str, float]:
     """Let a contender handle the rows that are there; audit it, and return the figures.
 
-    ``expected``: the keys that it is to handle; ``left``: how many may be pending afterwards;
-    ``through``: a proxy that it connects to, and that counts what it sends.
+    ``expected``: the keys that it is to handle; ``through``: a proxy that it connects to, and that
+    counts what it sends.
     """
     contender = CONTENDERS[name]
     host = through.host if through else connection.settings_dict["HOST"]
     with tempfile.TemporaryDirectory(prefix="dcl-bench-") as folder:
         log = Path(folder) / "log"
-        order = Order(name, host, log, workers, delay, options or {})
-        processes = 1 if contender.makes_copies else workers
+        order = Order(name, host, log, delay)
         # What was counted before the start does not belong to the drain.
-        shares = members.drain(order, processes, through.take_counts if through else None)
+        shares = members.drain(order, workers, through.take_counts if through else None)
         sent = _sent(through.take_counts(), len(expected)) if through else {}
         calls = read_log(log)
-        audit(name, expected, calls if contender.has_log else None, contender.left() - left)
+        audit(name, expected, calls, contender.left())
         figures = {"rate": len(expected) / _seconds(contender, shares, calls), **sent}
-        if contender.has_log:
-            figures["CPU ms per row"] = 1e3 * sum(share.cpu for share in shares) / len(expected)
-        if workers > 1 and contender.has_log:
-            per_copy = [sum(call.copy == copy for call in calls) for copy in range(workers)]
-            figures["slowest share"] = min(per_copy) * workers / len(calls)
-    figures["peak MB"] = max(share.peak for share in shares) / 1024
+        figures[PROCESSOR] = 1e3 * sum(share.cpu for share in shares) / len(expected)
     return figures
 
 
 def _sent(counts: Counts, rows: int) -> dict[str, float]:
-    return {
-        MESSAGES: counts.messages / rows,
-        COMMITS: counts.commits / rows,
-        "statements per row": counts.statements / rows,
-    }
+    return {MESSAGES: counts.messages / rows, STATEMENTS: counts.statements / rows}
 
 
 def _seconds(contender: Contender, shares: Sequence[Share], calls: Sequence[Call]) -> float:
@@ -155,9 +144,3 @@ def _fill_and_drain(
     CONTENDERS[name].prepare(rows)
     delay = {DELAY: 1e3 * measured_delay(through)} if through else {}
     return drain(bench.members, name, range(1, rows + 1), through=through, **how) | delay
-
-
-def alone(name: str, expected: Collection[int], **how: Any) -> dict[str, float]:
-    """Drain in a process that has done nothing before, so that its peak of memory is its own."""
-    with team() as members:
-        return drain(members, name, expected, **how)

@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from .measuring import COMMITS, DELAY, MESSAGES, Measurement
-from .targets import TARGETS, verdict
+from .measuring import DELAY, MESSAGES, PROCESSOR, Measurement
+from .targets import TARGETS
 
 NOTHING = "–"
 TARGET_HEADINGS = ("what", "target", "median", "lowest", "highest", "")
@@ -51,10 +51,9 @@ def tables(
 
 def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
     for target in TARGETS:
-        if found := verdict(target, results):
-            middle, least, most = found
-            figures = (f"{figure:.2f}" for figure in (middle, least, most))
-            met = "met" if target.is_met(middle) else "**missed**"
+        if found := target.verdict(results):
+            figures = (f"{figure:.2f}" for figure in found)
+            met = "met" if target.is_met(found[0]) else "**missed**"
             yield target.what, str(target), *figures, met
 
 
@@ -71,13 +70,8 @@ def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
         yield (
             *(scenario, name, str(workers), f"{of_it[0].rows:,}", f"{median(rates):,.0f}"),
             *(f"{min(rates):,.0f}", f"{max(rates):,.0f}"),
-            _cpu(of_it),
+            _cell(of_it, PROCESSOR, ".3f"),
         )
-
-
-def _cpu(results: Sequence[Measurement]) -> str:
-    values = [r.figures["CPU ms per row"] for r in results if "CPU ms per row" in r.figures]
-    return f"{median(values):.3f}" if values else NOTHING
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -92,7 +86,7 @@ def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[
 
 def _network_headings(results: Sequence[Measurement]) -> Sequence[str]:
     rates = (f"rows/s, {network}" for network in _networks(results))
-    return ["contender", "rows", "messages/row", "commits/row", *rates]
+    return ["contender", "rows", "messages/row", *rates]
 
 
 def _network_lines(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
@@ -102,12 +96,12 @@ def _network_lines(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
         of_it = [result for result in results if result.name == name]
         yield (
             *(name, f"{of_it[0].rows:,}"),
-            *(_cell(of_it, figure, ".3f") for figure in (MESSAGES, COMMITS)),
+            _cell(of_it, MESSAGES, ".3f"),
             *(_cell(_on(network, of_it), "rate", ",.0f") for network in networks),
         )
     for what, choose in (("median", median), ("lowest", min), ("highest", max)):
         delays = (_cell(_on(network, results), DELAY, ".2f", choose) for network in networks)
-        yield f"measured delay, ms: {what}", "", "", "", *delays
+        yield f"measured delay, ms: {what}", "", "", *delays
 
 
 def _networks(results: Sequence[Measurement]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Count messages, statements and commits in the two streams of a PostgreSQL connection."""
+"""Count messages and statements in the two streams of a PostgreSQL connection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _ENCRYPTION_REQUESTS = {number.to_bytes(4, "big") for number in (80877103, 80877
 _NO_ENCRYPTION = b"N"
 
 _NO_KIND = 0
-_COMMAND_COMPLETE, _READY_FOR_QUERY, _ERROR = b"CZE"
-_IDLE = b"I"
+_COMMAND_COMPLETE = ord("C")
 _BRACKETS = {b"BEGIN", b"START TRANSACTION", b"COMMIT", b"ROLLBACK"}
 
 
@@ -24,39 +23,26 @@ class EncryptedError(Exception):
 
 @dataclass(slots=True)
 class Counts:
-    """What all connections together have sent and committed.
+    """What all connections together have sent.
 
     ``messages``: those that ask for an answer. A simple query is one, however many statements it
     has; in the extended protocol it is everything up to a Sync or a Flush. The messages that open
-    a connection are not counted.
-
-    ``commits``: the transactions that the server has committed. A statement without BEGIN is one,
-    even if it only reads.
+    a connection are not counted. ``statements``: those that were executed, but BEGIN, COMMIT and
+    ROLLBACK.
     """
 
     messages: int = 0
-    commits: int = 0
-    #: Those that were executed, but BEGIN, COMMIT and ROLLBACK.
     statements: int = 0
 
 
 class Conversation:
-    """Count the messages of one client, and the commits that the server confirms to it.
-
-    No statement is parsed. The server confirms each command with a tag. The tag of a COMMIT is a
-    commit; after a failed transaction it is ROLLBACK. Any other command outside a block is a
-    commit as soon as the server is idle again, unless an error came between.
-
-    Not counted: a commit inside a procedure, and a statement after a ROLLBACK in the same message.
-    """
+    """Count the messages of one client, and the statements whose end the server tells it."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self._requests = _Messages(bytes((_NO_KIND,)), has_kind=False)
-        self._answers = _Messages(bytes((_COMMAND_COMPLETE, _READY_FOR_QUERY)))
+        self._requests = _Messages(_NO_KIND, has_kind=False)
+        self._answers = _Messages(_COMMAND_COMPLETE)
         self._asks_for_encryption = False
-        self._in_block = False
-        self._uncommitted = False  # a statement without BEGIN was executed
 
     def request(self, chunk: bytes) -> None:
         """Count what the client sends."""
@@ -77,34 +63,17 @@ class Conversation:
                 raise EncryptedError("expected a connection without encryption, got one with it.")
         for kind, content in self._answers.split(chunk):
             if kind == _COMMAND_COMPLETE:
-                self._complete(content.rstrip(b"\0"))
-            elif kind == _ERROR:
-                self._uncommitted = False
-            elif kind == _READY_FOR_QUERY:
-                self._counts.commits += self._uncommitted and content == _IDLE
-                self._uncommitted = False
-                self._in_block = content != _IDLE
-
-    def _complete(self, tag: bytes) -> None:
-        self._counts.statements += tag not in _BRACKETS
-        if tag == b"COMMIT":
-            self._counts.commits += 1
-            self._in_block = self._uncommitted = False
-        elif tag in {b"BEGIN", b"START TRANSACTION"}:
-            # Statements of the same message before it belong to the block.
-            self._in_block, self._uncommitted = True, False
-        elif not self._in_block:
-            self._uncommitted = tag != b"ROLLBACK"
+                self._counts.statements += content.rstrip(b"\0") not in _BRACKETS
 
 
 class _Messages:
     """Cut a stream into its messages, wherever its chunks end.
 
-    ``read``: the kinds whose content is wanted. The others are skipped, so that a long message is
+    ``read``: the kind whose content is wanted. The others are skipped, so that a long message is
     never kept. ``has_kind``: whether the next message starts with a byte for its kind.
     """
 
-    def __init__(self, read: bytes, *, has_kind: bool = True) -> None:
+    def __init__(self, read: int, *, has_kind: bool = True) -> None:
         self.has_kind = has_kind
         self._read = read
         self._rest = b""
@@ -117,7 +86,7 @@ class _Messages:
             kind = data[at] if self.has_kind else _NO_KIND
             content_at = length_at + 4
             end = length_at + int.from_bytes(data[length_at:content_at], "big")
-            is_read = kind in self._read
+            is_read = kind == self._read
             if is_read and end > len(data):
                 break  # the next chunk brings the rest of it
             at, self.has_kind = end, True

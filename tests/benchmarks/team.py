@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,23 +30,20 @@ class Order:
     contender: str
     host: str
     log: Path
-    workers: int
-    delay: float = 0.0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one copy did, by the machine's clock.
 
-    ``cpu``: seconds of a processor that its own code took; ``peak``: its most memory, in kilobytes.
+    ``cpu``: seconds of a processor that its own code took.
     """
 
     began: float
     ended: float
     seconds: float | None
     cpu: float
-    peak: int
 
 
 class WorkerFailedError(Exception):
@@ -67,7 +64,7 @@ class Team:
         ``at_start`` is called when all are ready.
         """
         while len(self._members) < processes:
-            self._members.append(_start(len(self._members)))
+            self._members.append(_start())
         pipes = [pipe for _, pipe in self._members[:processes]]
         for pipe in pipes:
             pipe.send(order)
@@ -98,9 +95,9 @@ def team() -> Iterator[Team]:
         members.dismiss()
 
 
-def _start(number: int) -> tuple[Any, Connection]:
+def _start() -> tuple[Any, Connection]:
     ours, theirs = _spawn.Pipe()
-    process = _spawn.Process(target=_copy, args=(theirs, number), daemon=True)
+    process = _spawn.Process(target=_copy, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -118,7 +115,7 @@ def _hear(pipe: Connection, order: Order) -> Any:
     return answer
 
 
-def _copy(pipe: Connection, number: int) -> None:
+def _copy(pipe: Connection) -> None:
     import django
 
     django.setup()
@@ -128,12 +125,12 @@ def _copy(pipe: Connection, number: int) -> None:
         except EOFError:
             return
         try:
-            pipe.send(_drain(pipe, order, number))
+            pipe.send(_drain(pipe, order))
         except Exception:  # noqa: BLE001  # the parent says it, and ends the run
             pipe.send(WorkerFailedError(traceback.format_exc()))
 
 
-def _drain(pipe: Connection, order: Order, number: int) -> Share:
+def _drain(pipe: Connection, order: Order) -> Share:
     from django.db import connection
 
     from . import handling
@@ -145,22 +142,13 @@ def _drain(pipe: Connection, order: Order, number: int) -> Share:
         connection.settings_dict["HOST"] = order.host
     # To connect costs every contender but once, as a worker that lives on would see it.
     connection.ensure_connection()
-    close = handling.open_log(order.log, number, order.delay)
+    close = handling.open_log(order.log, order.delay)
     try:
         pipe.send("ready")
         pipe.recv()
         began, cpu = time.monotonic(), time.process_time()
-        drained = drain(order.workers, **order.options)
+        drained = drain()
         ended, cpu = time.monotonic(), time.process_time() - cpu
     finally:
         close()
-    return Share(began, ended, drained.seconds, cpu, _peak())
-
-
-def _peak() -> int:
-    # Not getrusage(): its figure starts at what the parent had, and is kept across exec().
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return int(lines["VmHWM"].split()[0])
+    return Share(began, ended, drained.seconds, cpu)

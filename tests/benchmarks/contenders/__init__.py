@@ -40,9 +40,6 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: str = ""
     clock: Literal["drain", "handler"] = "drain"
-    has_log: bool = True
-    #: One process of its own makes all the workers; ``drain`` gets their number.
-    makes_copies: bool = False
     functions: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, rows: int) -> None:
@@ -64,14 +61,6 @@ class Contender:
         return found
 
 
-def _ours(delivery: str, size: int = 1, **run: Any) -> Contender:
-    return Contender("ours", {"delivery": delivery, "batch_size": size, **run})
-
-
-def _raw(drain: str, size: int, **options: Any) -> Contender:
-    return Contender("raw", {"batch_size": size, **options}, functions={"drain": drain})
-
-
 def _small(drain: str, **options: Any) -> Contender:
     return Contender("small", options, functions={"drain": drain})
 
@@ -85,63 +74,23 @@ SMALL = {each: f"{each}, one row" for each in DELIVERIES}
 SMALL_COMMAND = {each: f"{each}, one row, by the command" for each in DELIVERIES}
 ARTICLE = "article's loop"
 BATCH = "transactional, batch 100"
-CONCURRENT = "at least once, concurrency 10"
-SPANNING = "spanning, batch 1"
-#: Of a hundred rows.
-FAILING = 3
-WITH_FAILURES = f"transactional, batch 100, {FAILING} % fail"
+LARGE_BATCH = "transactional, batch 500"
+RAW = "raw statements, batch 500"
+PGQUEUER = "pgqueuer, batch 100"
 IN_ORDER = "at least once, in order, concurrency 20"
 LOCKS = "procrastinate, lock, concurrency 20"
-WATCHED = "transactional, batch 1, ledger, metrics and traces"
 
 CONTENDERS: Mapping[str, Contender] = {
-    OURS: _ours("transactional"),
+    OURS: Contender("ours", {"batch_size": 1}),
     COMMAND: Contender("ours", functions={"drain": "drain_command"}),
     BY_HAND: _small("drain_by_hand"),
     **{name: _small("drain_ours", delivery=each) for each, name in SMALL.items()},
     **{name: _small("drain_command", delivery=each) for each, name in SMALL_COMMAND.items()},
-    CONCURRENT: _ours("at_least_once", concurrency=10),
-    BATCH: _ours("transactional", 100),
-    "transactional, batch 500": _ours("transactional", 500),
-    WITH_FAILURES: Contender("ours", functions={"drain": "drain_failing", "left": "left_failing"}),
-    WATCHED: Contender("ours", needs="opentelemetry", functions={"drain": "drain_watched"}),
-    "at most once, batch 1": _ours("at_most_once"),
-    "at least once, batch 1": _ours("at_least_once"),
-    SPANNING: Contender(
-        "ours",
-        functions={"prepare": "fill_spanning", "drain": "drain_spanning", "left": "left_spanning"},
-    ),
+    BATCH: Contender("ours", {"batch_size": 100}),
+    LARGE_BATCH: Contender("ours", {"batch_size": 500}),
     ARTICLE: Contender("article"),
-    "raw statements, batch 1": _raw("drain", 1),
-    "raw prepared statements, batch 1": _raw("drain", 1, prepared=True),
-    "raw statements, batch 100": _raw("drain", 100),
-    "raw statements, batch 500": _raw("drain", 500),
-    "raw claim, batch 1": _raw("drain_claims", 1),
-    "raw prepared claim, batch 1": _raw("drain_claims", 1, prepared=True),
-    "raw claim, batch 100": _raw("drain_claims", 100),
-    "raw claim, batch 500": _raw("drain_claims", 500),
-    "raw claim at the head, batch 500": _raw("drain_head", 500),
-    "raw claim at the head, batch 1": _raw("drain_head", 1),
-    "pgbench claim": Contender("pgbench", has_log=False, makes_copies=True),
-    "django-tasks-db": Contender("django_tasks_db", needs="django_tasks_db", clock="handler"),
-    "procrastinate": Contender(
-        "procrastinate", {"concurrency": 1}, needs="procrastinate", clock="handler"
-    ),
-    "procrastinate, concurrency 10": Contender(
-        "procrastinate", {"concurrency": 10}, needs="procrastinate", clock="handler"
-    ),
-    "pgqueuer, batch 100": Contender(
-        "pgqueuer", {"batch_size": 100}, needs="pgqueuer", clock="handler"
-    ),
-    IN_ORDER: Contender(
-        "ours", {"concurrency": 20}, functions={"prepare": "fill_keys", "drain": "drain_in_order"}
-    ),
-    LOCKS: Contender(
-        "procrastinate",
-        {"concurrency": 20},
-        needs="procrastinate",
-        clock="handler",
-        functions={"prepare": "prepare_locks", "drain": "drain_locks"},
-    ),
-    "django-mailer": Contender("django_mailer", needs="mailer", clock="handler"),
+    RAW: Contender("raw", {"batch_size": 500}),
+    PGQUEUER: Contender("pgqueuer", {"batch_size": 100}, needs="pgqueuer", clock="handler"),
+    IN_ORDER: Contender("ours", functions={"prepare": "fill_keys", "drain": "drain_in_order"}),
+    LOCKS: Contender("procrastinate", needs="procrastinate", clock="handler"),
 }

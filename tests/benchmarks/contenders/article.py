@@ -13,7 +13,7 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(workers: int) -> Drained:
+def drain() -> Drained:
     handle, handled = handling.handle, 0
     for candidate in Errand.objects.filter(done=False).order_by("pk"):
         with transaction.atomic():

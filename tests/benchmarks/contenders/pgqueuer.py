@@ -54,7 +54,7 @@ def prepare(jobs: int) -> None:
     settle_down("pgqueuer", "pgqueuer_log")
 
 
-def drain(workers: int, *, batch_size: int) -> Drained:
+def drain(*, batch_size: int) -> Drained:
     async def run() -> None:
         async with manager() as queue:
 

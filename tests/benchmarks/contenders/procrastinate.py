@@ -32,38 +32,21 @@ def install() -> App:
     return app
 
 
-def empty() -> App:
+def prepare(jobs: int) -> None:
+    """Have a lock for each key."""
     app = install()
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE procrastinate_jobs, procrastinate_events RESTART IDENTITY CASCADE")
-    return app
-
-
-def prepare(jobs: int) -> None:
-    app = empty()
-    app.tasks["errand"].batch_defer(*({"number": number} for number in range(1, jobs + 1)))
-    settle_down("procrastinate_jobs", "procrastinate_events")
-
-
-def drain(workers: int, *, concurrency: int) -> Drained:
-    app = make_app(PsycopgConnector(kwargs=connector_params()))
-    app.run_worker(wait=False, concurrency=concurrency, install_signal_handlers=False)
-    return Drained()
-
-
-def prepare_locks(jobs: int) -> None:
-    """Have a lock for each key."""
-    app = empty()
-    with connection.cursor() as cursor:
         cursor.execute(f"SELECT id, {KEY} FROM generate_series(1, {jobs}) AS id")  # noqa: S608  # constants
         for number, key in cursor.fetchall():
             app.tasks["errand"].configure(lock=str(key)).defer(number=number)
     settle_down("procrastinate_jobs", "procrastinate_events")
 
 
-def drain_locks(workers: int, *, concurrency: int) -> Drained:
+def drain() -> Drained:
     while left():  # its worker ends when the locks of all other jobs are taken
-        drain(workers, concurrency=concurrency)
+        app = make_app(PsycopgConnector(kwargs=connector_params()))
+        app.run_worker(wait=False, concurrency=20, install_signal_handlers=False)
     return Drained()
 
 

@@ -32,26 +32,26 @@ def prepare(rows: int) -> None:
     Errand.objects.update(done=True)
 
 
-def drain_ours(workers: int, *, delivery: str) -> Drained:
+def drain_ours(*, delivery: str) -> Drained:
     return _drain(getattr(processors, delivery))
 
 
-def drain_command(workers: int, *, delivery: str) -> Drained:
+def drain_command(*, delivery: str) -> Drained:
     """Run the command in this process, so that starting Python costs nothing."""
     return _drain(
         lambda: call_command("processors", "run", f"benchmarks.{delivery}", stdout=StringIO())
     )
 
 
-def drain_by_hand(workers: int) -> Drained:
-    return _drain(lambda: article.drain(workers))
+def drain_by_hand() -> Drained:
+    return _drain(article.drain)
 
 
 def _drain(run: Callable[[], object]) -> Drained:
     host = environ.Env.db_url_config(os.environ["DATABASE_URL"])["HOST"]
     seconds = 0.0
     # This session passes no proxy, which would count what it sends.
-    with connect(prepared=False, host=host) as driver:
+    with connect(host) as driver:
         keys = [key for (key,) in driver.execute(KEYS.encode()).fetchall()]
         for key in keys:
             driver.execute(ARM.encode(), [key])
