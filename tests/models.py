@@ -262,7 +262,6 @@ class Dispatch(LeaseColumn):
     place = models.IntegerField(default=0)
     status = models.CharField(max_length=20, default="queued")
     tries = models.PositiveSmallIntegerField(null=True)
-    many_tries = models.BigIntegerField(default=0)
     not_before = models.DateTimeField(null=True)
     reason = models.CharField(max_length=50, null=True)  # noqa: DJ001  # as such tables have it
     priority = models.IntegerField(default=0)

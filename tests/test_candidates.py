@@ -12,7 +12,7 @@ from dcl_processor.pending import scan
 from dcl_processor.pending.question import Question, ask
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Parcel, Scan, Visit, Voucher
+from tests.models import Parcel, Scan, Visit, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -63,25 +63,6 @@ def test_every_row_comes_once_over_several_windows(queryset: QuerySet[Parcel]) -
     for row in rows:
         Scan.objects.bulk_create([Scan(parcel=row) for _ in range(row.priority + 1)])
     assert sorted(handled(queryset)) == [row.pk for row in rows]
-
-
-def test_an_order_holds_over_all_windows() -> None:
-    parcels(7)
-    assert handled(unsent.order_by("-priority"), "priority") == [6, 5, 4, 3, 2, 1, 0]
-
-
-def test_the_default_order_of_the_model_does_not_count() -> None:
-    for name in "cab":
-        depot = Depot.objects.create(name=name)
-        Visit.objects.create(depot=depot, at=1)
-        Visit.objects.create(depot=depot, at=2)
-    visits = Visit.objects.filter(done=False)
-    pks = [visit.pk for visit in Visit.objects.order_by("pk")]
-    for unordered in (visits, visits.reverse(), visits.order_by()):
-        assert handled(unordered) == pks
-        Visit.objects.update(done=False)
-    by_depot = [("a", 2), ("a", 1), ("b", 2), ("b", 1), ("c", 2), ("c", 1)]
-    assert handled(visits.order_by("depot__name", "-at"), "place") == by_depot
 
 
 @in_both_orders

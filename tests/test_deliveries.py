@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,8 +12,7 @@ from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.options.kinds import USES
-from tests.models import Errand, Parcel
+from tests.models import Errand
 
 MOST, LEAST = Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE
 CLAIM, DONE = {"claimed": True}, {"done": True}
@@ -28,12 +26,6 @@ def define(handler: Any = None, **options: Any) -> BatchProcessor[Errand]:
 
 
 def run_errand(row: Errand) -> None: ...
-
-
-async def run_later(row: Errand) -> None: ...
-
-
-async def run_all_later(rows: Sequence[Errand]) -> None: ...
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -229,15 +221,3 @@ def test_without_a_limit_a_dead_letter_shows_which_rows_were_given_up(failed: An
 
 
 # --- another delivery, which costs a function and its rules
-
-
-def test_each_delivery_says_which_options_it_uses() -> None:
-    assert list(USES) == list(Delivery)
-
-
-ARCHIVE: dict[str, Any] = {"done": {"sent": True}, "delivery": "archive"}
-
-
-def test_a_delivery_without_rules_is_refused_when_it_is_defined() -> None:
-    with pytest.raises(InvalidOption, match=r"expected delivery to be one of .* got 'archive'"):
-        batch_processor(pending=Parcel.objects.all(), **ARCHIVE)(print)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -111,17 +110,6 @@ def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
     assert (str(record.exc_info[1]), record.module) == (told, "counters")
 
 
-def test_rows_of_one_call_have_the_duration_of_the_call() -> None:
-    rows = the.errands(2)
-    errors = [OSError("one"), OSError("two")]
-    both = the.transactional(the.ignore, process_batch=lambda rows: errors, batch_size=2)
-    with json_log() as records:
-        both.run()
-    failed = [each for each in records if each.get("outcome") == "failed"]
-    assert [each["pk"] for each in failed] == [str(row.pk) for row in rows]
-    assert len({each["duration"] for each in failed}) == 1
-
-
 def test_a_run_inside_a_handler_has_an_id_of_its_own() -> None:
     the.errands(2)
     inner = the.transactional(
@@ -140,26 +128,6 @@ def test_a_run_inside_a_handler_has_an_id_of_its_own() -> None:
     assert ids["shop.inner"] != ids["shop.outer"]
     [failed] = [each for each in records if each.get("outcome") == "failed"]
     assert failed["run_id"] == ids["shop.outer"]
-
-
-def test_a_field_of_the_same_name_that_a_project_sets_stays() -> None:
-    make = logging.getLogRecordFactory()
-
-    def factory(*given: Any, **named: Any) -> logging.LogRecord:
-        record = make(*given, **named)
-        record.processor = "theirs"
-        return record
-
-    the.errands(1)
-    logging.setLogRecordFactory(factory)
-    try:
-        with json_log() as records:
-            the.transactional(the.ignore).run()
-    finally:
-        logging.setLogRecordFactory(make)
-    [end] = records
-    assert "1 processed" in end["message"]
-    assert (end["processor"], end["using"], end["row_count"]) == ("theirs", "default", 1)
 
 
 def test_no_field_is_one_that_records_have_already() -> None:
@@ -193,13 +161,12 @@ def test_what_looks_like_a_secret_is_masked(text: str, expected: str) -> None:
     assert masked(text) == expected
 
 
-def test_a_long_text_is_cut_off_quickly() -> None:
+def test_a_long_text_is_cut_off() -> None:
+    """The pattern takes hours for some of these, unless the text is cut off before."""
     many = ("x", "://a:", "password", "a@")
     for text in (*(each * 10**6 for each in many), "://a:" * 3990 + " x"):
-        start = time.process_time()
         assert len(shown(text, 300)) <= 300
         assert len(masked(text)) <= 2 * LONGEST
-        assert time.process_time() - start < 1.0
 
 
 @pytest.mark.django_db(transaction=True)

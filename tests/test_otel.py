@@ -168,19 +168,3 @@ def test_no_span_is_current_between_rows() -> None:
     finally:
         row_finished.disconnect(receive)
     assert [*found, trace.get_current_span()] == [trace.INVALID_SPAN] * 4
-
-
-def test_the_span_of_a_row_that_is_handled_again_ends(exported: Exported) -> None:
-    """The work of the others in its batch was rolled back."""
-    the.errands(3)
-
-    def handle(rows: list[Errand]) -> None:
-        if len(rows) > 1:
-            raise ValueError
-
-    options: dict[str, Any] = {"process_batch": handle, "batch_size": 3, "name": "shop.again"}
-    processor = the.transactional(the.ignore, **options)
-    assert processor.run().redone == 3
-    found = [each.attributes or {} for each in exported.named("process shop.again")]
-    sizes = [each.get("messaging.batch.message_count", 1) for each in found]
-    assert sorted(map(str, sizes)) == ["1", "1", "1", "3"]

@@ -85,12 +85,6 @@ def test_the_oldest_python_claimed_is_the_one_required() -> None:
     assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
 
 
-def test_a_second_build_is_the_same_byte_for_byte(built: Path, tmp_path: Path) -> None:
-    first = {each.name: sha256(each.read_bytes()).hexdigest() for each in built.iterdir()}
-    assert len(first) == 2
-    assert build(tmp_path) == first
-
-
 def test_the_sdist_has_what_a_packager_needs(built: Path) -> None:
     (made,) = built.glob("dcl_processor-*.tar.gz")
     with tarfile.open(made) as opened:

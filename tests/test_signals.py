@@ -57,25 +57,6 @@ def test_the_signals_are_sent_in_the_order_of_a_row() -> None:
     assert ended["report"] is report
 
 
-@the.all_deliveries
-def test_each_row_has_both_signals_before_the_next_row(make: the.Make) -> None:
-    """Also of rows that are claimed together."""
-    rows = the.errands(3)
-    size = 1 if make is the.transactional else 3
-    with received(row_started, row_finished) as sent:
-        make(the.ignore, batch_size=size).run()
-    wanted = [(signal, row.pk) for row in rows for signal in (row_started, row_finished)]
-    assert [(signal, each["pk"]) for signal, each in sent] == wanted
-
-
-def test_a_batch_has_a_signal_for_each_of_its_rows() -> None:
-    rows = the.errands(3)
-    together = the.transactional(the.ignore, process_batch=the.ignore, batch_size=3)
-    with received(row_started) as sent:
-        together.run()
-    assert [each["pk"] for _, each in sent] == [row.pk for row in rows]
-
-
 def test_a_run_that_raises_sends_no_report() -> None:
     the.errands(1)
     with received(run_started, run_finished) as sent, pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""A Redis, and two workers that most of these tests share."""
+"""A Redis, and a worker that most of these tests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from celery.exceptions import TimeoutError as NoResultError
 
 from tests.cluster.processes import Started, worker
 from tests.cluster.processors import PLAIN, WAITS
-from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.servers.redis import is_installed, redis
 from tests.waiting import PATIENCE, Late, until
@@ -33,9 +32,9 @@ class Cluster:
     def gate(self) -> Path:
         return self.folder / "gate"
 
-    def send(self, name: str = "cluster.deliver", *, options: Any = None, **kwargs: Any) -> Any:
-        """Send the task that runs a processor."""
-        result = self.app.send_task("dcl_processor.run", (name,), kwargs, **(options or {}))
+    def send(self, options: Any = None) -> Any:
+        """Send the task that runs the processor."""
+        result = self.app.send_task("dcl_processor.run", ("cluster.deliver",), **(options or {}))
         self.sent.append(result)
         return result
 
@@ -44,11 +43,7 @@ class Cluster:
 
     def effects(self) -> Counter[int]:
         """Count what cannot be taken back, by row."""
-        return Counter(int(pk) for pk, _ in self._lines("audit"))
-
-    def took_part(self) -> set[int]:
-        """Return the workers whose handlers were called."""
-        return {int(worker) for _, worker in self._lines("audit")}
+        return Counter(int(pk) for (pk,) in self._lines("audit"))
 
     def runs(self) -> list[tuple[int, str]]:
         """Return the runs that have ended: rows processed, and what ended the run."""
@@ -97,13 +92,10 @@ def cluster(_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def both(_cluster: Cluster, django_db_setup: None) -> Iterator[tuple[Started, Started]]:
-    """Two workers with two processes each."""
-    with (
-        worker(_cluster.folder, "one", variables=_cluster.variables) as one,
-        worker(_cluster.folder, "two", variables=_cluster.variables) as two,
-    ):
-        yield one, two
+def one(_cluster: Cluster, django_db_setup: None) -> Iterator[Started]:
+    """Start a worker with two processes."""
+    with worker(_cluster.folder, "one", variables=_cluster.variables) as started:
+        yield started
 
 
 def got(result: Any) -> Any:
@@ -114,15 +106,10 @@ def got(result: Any) -> Any:
         raise Late(f"the result of {result}") from None
 
 
-def errands(*places: int) -> list[int]:
-    """Have rows with these places, and return their keys."""
-    rows = Errand.objects.bulk_create(Errand(place=place) for place in places)
-    return [row.pk for row in rows]
-
-
 def first_waits() -> list[int]:
-    """Have three rows, of which the first keeps its handler at the gate."""
-    return errands(WAITS, PLAIN, PLAIN)
+    """Have three rows, of which the first keeps its handler at the gate; return their keys."""
+    rows = Errand.objects.bulk_create(Errand(place=each) for each in (WAITS, PLAIN, PLAIN))
+    return [row.pk for row in rows]
 
 
 def done() -> set[int]:
@@ -130,7 +117,7 @@ def done() -> set[int]:
 
 
 def work() -> Counter[int]:
-    """Count what handlers did in the transaction of their row, where there is one."""
+    """Count what handlers did in the transaction of their row."""
     return Counter(map(int, Parcel.objects.values_list("note", flat=True)))
 
 
@@ -139,10 +126,6 @@ def untouched(pks: list[int]) -> bool:
     return not Errand.objects.filter(pk__in=pks).exclude(
         done=False, claimed=False, claimed_at=None, leased_until=None, attempts=0
     )
-
-
-def at_the_gate(cluster: Cluster) -> None:
-    at_gate(cluster.gate)
 
 
 def told_to_stop(cluster: Cluster) -> None:

@@ -10,26 +10,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.conftest import (
-    Cluster,
-    at_the_gate,
-    done,
-    errands,
-    first_waits,
-    got,
-    told_to_stop,
-    untouched,
-    work,
-)
+from tests.cluster.conftest import Cluster, done, first_waits, got, told_to_stop, untouched, work
 from tests.cluster.processes import Started, worker
-from tests.cluster.processors import MEETS, PLAIN
 from tests.gates import at_gate
 from tests.models import Errand
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-EACH = pytest.mark.parametrize("name", ["cluster.deliver", "cluster.claim", "cluster.lease"])
 
 
 def only_the_first_is_done(cluster: Cluster, rows: list[int]) -> None:
@@ -39,45 +26,43 @@ def only_the_first_is_done(cluster: Cluster, rows: list[int]) -> None:
     assert cluster.effects() == work() == Counter(rows[:1])
 
 
-def the_rest_follows(cluster: Cluster, name: str, rows: list[int]) -> None:
-    assert got(cluster.send(name))["processed"] == 2
+def the_rest_follows(cluster: Cluster, rows: list[int]) -> None:
+    assert got(cluster.send())["processed"] == 2
     assert done() == set(rows)
     assert cluster.effects() == work() == Counter(rows)
 
 
-def at_the_gate_in_time(cluster: Cluster, name: str) -> Any:
+def at_the_gate_in_time(cluster: Cluster) -> Any:
     """Send the task, again if its limit came before a row was at the gate."""
-    result = cluster.send(name, options={"soft_time_limit": 2})
+    result = cluster.send(options={"soft_time_limit": 2})
 
     def is_there() -> bool:
         return any(cluster.gate.glob("reached-*"))
 
     until(lambda: is_there() or result.ready(), "a row at the gate, or the limit")
-    return result if is_there() else at_the_gate_in_time(cluster, name)
+    return result if is_there() else at_the_gate_in_time(cluster)
 
 
-@EACH
 def test_i10_a_soft_time_limit_ends_the_run_after_the_row_at_hand(
-    cluster: Cluster, both: tuple[Started, Started], name: str
+    cluster: Cluster, one: Started
 ) -> None:
     rows = first_waits()
-    result = at_the_gate_in_time(cluster, name)
+    result = at_the_gate_in_time(cluster)
     told_to_stop(cluster)
     cluster.open_gate()
     report = got(result)
     assert (report["processed"], report["failed"], report["stopped"]) == (1, 0, "signal")
     only_the_first_is_done(cluster, rows)
-    the_rest_follows(cluster, name, rows)
+    the_rest_follows(cluster, rows)
 
 
-@EACH
 def test_i10_a_revocation_ends_the_run_after_the_row_at_hand(
-    cluster: Cluster, both: tuple[Started, Started], name: str
+    cluster: Cluster, one: Started
 ) -> None:
     rows = first_waits()
-    pools = [worker.pool() for worker in both]
-    result = cluster.send(name)
-    at_the_gate(cluster)
+    pool = one.pool()
+    result = cluster.send()
+    at_gate(cluster.gate)
     result.revoke(terminate=True)
     told_to_stop(cluster)
     cluster.open_gate()
@@ -86,13 +71,11 @@ def test_i10_a_revocation_ends_the_run_after_the_row_at_hand(
     until(lambda: again(result.id).state == "SUCCESS", "the report, in place of REVOKED")
     assert got(again(result.id))["stopped"] == "signal"
     only_the_first_is_done(cluster, rows)
-    the_rest_follows(cluster, name, rows)
-    assert [worker.pool() for worker in both] == pools
+    the_rest_follows(cluster, rows)
+    assert one.pool() == pool
 
 
-def test_i10_the_second_sigterm_rolls_the_row_back(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
+def test_i10_the_second_sigterm_rolls_the_row_back(cluster: Cluster, one: Started) -> None:
     rows = first_waits()
     result = cluster.send()
     (process,) = at_gate(cluster.gate)
@@ -116,7 +99,7 @@ def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster
         cluster.folder, "leaving", "--queues=leaving", size=1, variables=cluster.variables
     ) as leaving:
         result = cluster.send(options={"queue": "leaving"})
-        at_the_gate(cluster)
+        at_gate(cluster.gate)
         leaving.process.send_signal(signal.SIGTERM)
         told_to_stop(cluster)
         cluster.open_gate()
@@ -124,41 +107,3 @@ def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster
     report = got(result)
     assert (report["processed"], report["failed"], report["stopped"]) == (1, 0, "signal")
     only_the_first_is_done(cluster, rows)
-
-
-# --- two workers share the rows; a worker is lost
-
-
-def test_tasks_on_two_workers_share_the_rows_and_handle_each_once(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    rows = errands(*[MEETS] * 200)
-    reports = [got(each) for each in [cluster.send(timeout=PATIENCE) for _ in range(4)]]
-    assert sum(report["processed"] for report in reports) == len(rows)
-    assert {report["stopped"] for report in reports} == {"drained"}
-    assert cluster.took_part() == {worker.pid for worker in both}
-    assert done() == set(rows)
-    assert cluster.effects() == work() == Counter(rows)
-
-
-def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> None:
-    rows = first_waits() + errands(*[PLAIN] * 20)
-    arguments = (cluster.folder, "lost", "--queues=lost")
-    others = (cluster.folder, "other", "--queues=other")
-    with (
-        worker(*arguments, size=1, variables=cluster.variables) as lost,
-        worker(*others, size=1, variables=cluster.variables) as other,
-    ):
-        cluster.send(options={"queue": "lost"})
-        at_gate(cluster.gate)
-        result = cluster.send(options={"queue": "other"}, wait_for_locked=PATIENCE)
-        until(lambda: len(done()) == len(rows) - 1, "the rows that are not locked")
-        # The pool's process would find the gate open and go on, so all of it goes.
-        lost.kill()
-        cluster.open_gate()
-        assert got(result)["processed"] == len(rows)
-        assert cluster.took_part() == {lost.pid, other.pid}
-    assert done() == set(rows)
-    # Work in the database is done once; what is outside may be repeated for the row at hand.
-    assert work() == Counter(rows)
-    assert cluster.effects() == Counter([*rows, rows[0]])

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connection, transaction
 
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
@@ -44,34 +43,8 @@ class Gathering:
         self.now -= 1
 
 
-@each_delivery
-def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
-    """It reaches the run's thread, and does not kill the loop that the others are on."""
-    rows = the.errands(3)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 0:
-            raise KeyboardInterrupt
-        await asyncio.sleep(the.PATIENCE)
-
-    with pytest.raises(KeyboardInterrupt):
-        make(handle, batch_size=3)(concurrency=2)
-    assert the.untouched(rows[2])
-    assert not any(the.state(row)["done"] for row in rows)
-
-
 async def leave() -> None:
     sys.exit(2)
-
-
-async def leave_in_a_task() -> None:
-    """From the task asyncio raises it out of the loop as well."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(leave())
-
-
-async def leave_in_several_tasks() -> None:
-    await asyncio.gather(leave(), leave())
 
 
 async def leave_from_a_thread() -> None:
@@ -90,9 +63,23 @@ async def stop_the_loop() -> None:
 
 
 @each_delivery
-@pytest.mark.parametrize(
-    "end", [leave, leave_in_a_task, leave_in_several_tasks, leave_from_a_thread, stop_the_loop]
-)
+def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
+    """It reaches the run's thread, and does not kill the loop that the others are on."""
+    rows = the.errands(3)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 0:
+            raise KeyboardInterrupt
+        await asyncio.sleep(the.PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        make(handle, batch_size=3)(concurrency=2)
+    assert the.untouched(rows[2])
+    assert not any(the.state(row)["done"] for row in rows)
+
+
+@each_delivery
+@pytest.mark.parametrize("end", [leave, leave_from_a_thread, stop_the_loop])
 def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make, end: Any) -> None:
     rows = the.errands(5)
     at_work = asyncio.Event()
@@ -211,26 +198,6 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
     assert word == "cancelled"
     assert task.cancelled()
     until(lambda: not thread.is_alive(), "the end of the thread")
-
-
-@each_delivery
-def test_inside_testcase_handlers_run_one_at_a_time(make: Make) -> None:
-    the.errands(3)
-    at_work: list[int] = []
-    most: list[int] = []
-
-    async def handle(row: Errand) -> None:
-        at_work.append(row.pk)
-        await asyncio.sleep(0)
-        most.append(len(at_work))
-        at_work.remove(row.pk)
-
-    block = transaction.atomic()
-    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
-    with block:
-        assert_run(make(handle)(concurrency=3), processed=3)
-    assert not connection.in_atomic_block
-    assert most == [1, 1, 1]
 
 
 @pytest.mark.django_db(transaction=False)

@@ -15,7 +15,6 @@ from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_GATE
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import end_session
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -107,14 +106,6 @@ def counts_places(done: dict[str, Any], calls: list[int]) -> BatchProcessor[Erra
     )
 
 
-def test_a_flip_that_reads_what_the_claim_wrote_is_not_refused() -> None:
-    [row] = the.errands(1)
-    calls: list[int] = []
-    assert_run(counts_places({"place": F("place") * 2}, calls)(), processed=1)
-    assert calls == [row.pk]
-    assert Errand.objects.get().place == 10
-
-
 def test_a_flip_that_takes_the_claim_back_is_found_before_any_handler() -> None:
     [row] = the.errands(1)
     calls: list[int] = []
@@ -139,46 +130,6 @@ def test_a_row_that_its_handler_deletes_is_processed() -> None:
     the.errands(2)
     report = the.at_most_once(lambda row: row.delete())()
     assert_run(report, processed=2)
-
-
-@pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
-def test_an_interrupt_leaves_in_doubt_what_was_started_and_nothing_else(rehearsed: bool) -> None:
-    rows = the.errands(6 if rehearsed else 3)
-    handled: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        handled.append(row.pk)
-        if len(handled) == len(rows) - 1:
-            raise KeyboardInterrupt
-
-    run = the.at_most_once(handle, batch_size=3)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert list(run.in_doubt(older_than=0)) == [rows[-2]]
-    assert the.untouched(rows[-1])
-    assert all(the.state(row)["done"] for row in rows[:-2])
-
-
-@pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
-@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
-def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
-    claimed: bool, noticed: bool
-) -> None:
-    """Without a claim, such a row would count as done, and nothing was done to it."""
-    rows = the.errands(6)
-    options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
-
-    def handle(row: Errand) -> None:
-        Errand.objects.filter(pk=row.pk).update(result="worked")
-        if row.place in {0, 4}:
-            end_session()
-            if noticed and connection.vendor != "sqlite":
-                Errand.objects.count()
-
-    report = the.at_most_once(handle, batch_size=3, **options)()
-    failed = 2 if noticed and connection.vendor != "sqlite" else 0
-    assert_run(report, processed=6 - failed, failed=failed)
-    assert [the.state(row)["result"] for row in rows] == ["worked"] * 6
 
 
 if HAS_GATE:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from tests.contract.support.batches import flips, note, savepoints, sent, statements, worked
-from tests.contract.support.parcels import in_batches, parcels
+from tests.contract.support.parcels import (
+    flips,
+    in_batches,
+    note,
+    parcels,
+    savepoints,
+    sent,
+    statements,
+    worked,
+)
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel, Scan
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import Discard, Snooze
+from dcl_processor import Discard
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.report import observer
 from dcl_processor.report.observer import EndRun, RowEvent, RunEvent
@@ -286,39 +285,6 @@ def test_an_error_of_a_gate_ends_the_run_and_names_the_gate() -> None:
         the.transactional(the.ignore, gates=[Broken()])()
     assert any("Raised by the gate <" in each for each in raised.value.__notes__)
     assert the.places(done=False) == [0]
-
-
-def test_a_user_throttles_by_a_gate() -> None:
-    """No more than so many rows start within each period, of this process."""
-    the.errands(5)
-
-    class Throttle:
-        def __init__(self, rows: int, seconds: float) -> None:
-            self.rows, self.seconds = rows, seconds
-            self.began, self.used = 0.0, 0
-
-        def may_start(self, n: int) -> int:
-            if time.monotonic() - self.began >= self.seconds:
-                self.began, self.used = time.monotonic(), 0
-            return min(n, self.rows - self.used)
-
-        def ended(self, outcomes: Sequence[Any]) -> None:
-            self.used += len(outcomes)
-
-    starts: list[float] = []
-    processor = the.transactional(
-        lambda _: starts.append(time.monotonic()), batch_size=5, gates=[Throttle(2, 0.3)]
-    )
-    assert_run(processor(), processed=5)
-    assert starts[2] - starts[0] >= 0.3
-    assert starts[4] - starts[2] >= 0.3
-
-
-def test_a_snoozed_row_is_told_to_the_gates() -> None:
-    the.errands(1)
-    gate = Open()
-    the.transactional(the.raising(Snooze()), gates=[gate])()
-    assert [type(each).__name__ for each in gate.told] == ["Snoozed"]
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from dcl_processor.exceptions import (
     TooManyPending,
 )
 from dcl_processor.pending import scan
-from dcl_processor.report.dry_run import MOST_COUNTED, DryRun
+from dcl_processor.report.dry_run import DryRun
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import fail, retrying
 from tests.contract.support.wanted import held
-from tests.models import Depot, Errand, Parcel, Scan
+from tests.models import Depot, Errand, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -84,23 +84,6 @@ def test_the_filter_and_the_limit_are_those_of_a_run() -> None:
         run.dry_run(filter={"pk": 1})  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidOption, match="expected using"):
         run.dry_run(using="nowhere")
-
-
-def test_counts_have_an_end() -> None:
-    found = DryRun(name="shop.send", pending=MOST_COUNTED + 1, due=MOST_COUNTED + 1, first=(1, 2))
-    assert "would try 10000+ of 10000+ pending rows, first 1, 2; no flip" in str(found)
-    assert found.as_dict() == {
-        "name": "shop.send",
-        "dry_run": True,
-        "pending": 10_000,
-        "due": 10_000,
-        "rows": 10_000,
-        "capped": True,
-        "limit": None,
-        "first": [1, 2],
-        "rehearsed": None,
-        "refused": "",
-    }
 
 
 def raises(error: type[Exception], match: str, run: BatchProcessor[Any], **parameters: Any) -> None:
@@ -234,17 +217,3 @@ def test_a_row_that_matches_several_times_counts_once() -> None:
     scanned = UNSENT.filter(scans__ok=True)
     assert "got more;" in refused(processor(never, pending=scanned, max_pending=2))
     assert_run(processor(the.ignore, pending=scanned, max_pending=3)(), processed=3)
-
-
-def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
-    """It is a look before the first row: a run that has begun goes on, window after window."""
-    number = 2 * scan.WINDOW + 1
-    parcels(number)
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 0:
-            parcels(number + 1, priority=1)
-
-    run = processor(handle, max_pending=number, batch_size=scan.WINDOW)
-    assert_run(run(), processed=number)
-    assert "got more;" in refused(run)

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import gc
 import json
-import linecache
 import os
 import signal
 import sys
@@ -20,12 +19,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import Report, Retry, Snooze, batch_processor
+from dcl_processor import Report, Retry, batch_processor
 from dcl_processor.exceptions import HandlerExited, InvalidOption, RowsFailed
 from dcl_processor.report.log import logger
 from tests.contract.support import errands as the
-from tests.contract.support.batches import note, sent, worked
-from tests.contract.support.parcels import in_batches, parcels
+from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
@@ -37,49 +35,6 @@ def run(handle: Callable[[Parcel], Any], rows: int = 3) -> Report:
     parcels(rows)
     pending = Parcel.objects.filter(sent=False)
     return batch_processor(pending=pending, done={"sent": True})(handle)()
-
-
-class NoSource:
-    """The loader of a module whose source cannot be read."""
-
-    def get_source(self, name: str) -> str:
-        raise ValueError(f"the archive with {name} is broken")
-
-
-def test_an_error_from_code_whose_source_cannot_be_read_fails_its_row_alone() -> None:
-    """Python asks the module's loader for the lines of a traceback."""
-    module: dict[str, Any] = {"__name__": "packed", "__loader__": NoSource()}
-    exec(compile("def handle(row): raise OSError('why')", "packed/module.py", "exec"), module)  # noqa: S102
-    try:
-        report = run(lambda row: module["handle"](row) if row.priority == 0 else None)
-    finally:
-        linecache.clearcache()
-    assert_run(report, processed=2, failed=1)
-    assert report.failures[0].traceback == "why\n"
-
-
-@pytest.mark.parametrize("raised", [ValueError("why"), Snooze("later")])
-def test_nothing_is_asked_of_a_transaction_that_is_rolled_back(
-    raised: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its row is not claimed a second time, and the error has no note of a lost transaction."""
-    claims: list[str] = []
-
-    def count(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        if "FOR NO KEY UPDATE" in sql or "FOR UPDATE" in sql:
-            claims.append(sql)
-        return execute(sql, *rest)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="tried")
-        raise raised
-
-    with connection.execute_wrapper(count):
-        report = run(handle, rows=1)
-    assert report.failed + report.snoozed == 1
-    assert not Parcel.objects.filter(note="tried").exists()
-    assert "transaction was lost" not in caplog.text
-    assert len(claims) == connection.features.has_select_for_update
 
 
 class WithoutWordsError(Exception):
@@ -104,35 +59,10 @@ class FrozenError(Exception):
     code: int
 
 
-class ReadOnlyError(Exception):
-    def __setattr__(self, name: str, value: object) -> None:
-        raise RuntimeError(f"{name} is read-only")
-
-
-class WithoutTracebackError(WithoutRepresentationError):
-    @property
-    def __traceback__(self) -> Any:  # type: ignore[override]  # the mistake
-        raise RuntimeError("no traceback")
-
-    @property
-    def __cause__(self) -> Any:  # type: ignore[override]  # the mistake
-        raise RuntimeError("no cause")
-
-
-def caused(error: Exception) -> Exception:
-    caused = ValueError("because of another")
-    caused.__cause__ = error
-    return caused
-
-
 ANY = [
     FrozenError(404),
-    ReadOnlyError("x"),
-    WithoutTracebackError("x"),
     WithoutEndError(),
-    caused(FrozenError(404)),
-    caused(WithoutTracebackError("x")),
-    ExceptionGroup("frozen", [FrozenError(404), ReadOnlyError("x")]),
+    ExceptionGroup("frozen", [FrozenError(404)]),
     WithoutWordsError("x"),
     WithoutRepresentationError("x"),
     StopIteration(3),

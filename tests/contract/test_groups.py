@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
 import pytest
 from django.db.models import F
 from django.db.models.functions import Lower
-from django.utils import timezone
 
 from dcl_processor.exceptions import InvalidOption, InvalidPending
 from tests.contract.support.errands import ignore, proven
-from tests.contract.support.groups import MAKERS, grouped, in_order, keys, rows_of
+from tests.contract.support.groups import MAKERS, grouped, in_order, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
@@ -86,32 +85,6 @@ def test_a_key_waits_for_no_handler_of_another_key(delivery: str) -> None:
     goes_on = None
     assert_run(run(concurrency=3), processed=4)
     assert handled[-1] == 2
-
-
-def test_a_row_that_a_claim_has_left_out_waits_for_no_handler_of_another_key() -> None:
-    """One place of its key is another worker's. Each row is tried once, and after both others."""
-    rows = rows_of(0, 1, 1, 1, 1, 2)
-    until = timezone.now() + timedelta(hours=1)
-    Errand.objects.filter(pk=rows[1].pk).update(leased_until=until)
-    started = list[Errand]()
-
-    async def handle(row: Errand) -> None:
-        started.append(row)
-        if row.place == 2:
-            async with asyncio.timeout(PATIENCE):
-                while rows[4] not in started:
-                    await asyncio.sleep(0.01)
-        elif row == rows[3]:
-            for _ in range(20):
-                await asyncio.sleep(0.01)
-        if row.place == 1:
-            raise ValueError
-
-    run = proven(grouped("at_least_once", handle, max_per_group=3))
-    started.clear()
-    report = run(concurrency=4, wait_for_locked=0)
-    assert_run(report, processed=2, failed=3)
-    assert sorted(keys(started)) == [rows[0].pk, *keys(rows[2:])]
 
 
 def test_an_empty_table_is_one_read(django_assert_num_queries: Any) -> None:

@@ -10,6 +10,7 @@ from django.db import connection
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor
+from dcl_processor.keys import window
 from tests.contract.support import errands as the
 from tests.contract.support.groups import SHORT_CLAIMS, grouped, in_order, rows_of
 from tests.contract.support.marking import left_by_a_dead_worker, marking
@@ -35,6 +36,17 @@ def test_a_row_of_a_dead_worker_holds_its_key_until_it_is_taken_over() -> None:
     assert_run(keyed(lambda row: handled.append(row.pk))(), processed=2)
     assert handled == [dead.pk, sibling.pk]
     assert not Errand.objects.exclude(done=True, claimed=False, leased_until=None).exists()
+
+
+def test_a_row_of_a_dead_worker_is_taken_over_first_however_late_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window, "ROWS", 1)
+    rows_of(1, 1)
+    dead = left_by_a_dead_worker(place=1)
+    handled: list[int] = []
+    assert_run(keyed(lambda row: handled.append(row.pk))(), processed=3)
+    assert handled[0] == dead.pk
 
 
 def test_a_row_of_a_dead_worker_without_attempts_left_gets_its_dead_letter() -> None:

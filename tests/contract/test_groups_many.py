@@ -62,15 +62,13 @@ def test_a_run_with_several_handlers_at_once_ends_when_no_key_has_a_row_left(del
 
 
 @pytest.mark.parametrize("make", [grouped, in_order])
-@each
-def test_keys_behind_many_whose_rows_wait_are_handled(delivery: str, make: Any) -> None:
+def test_keys_behind_many_whose_rows_wait_are_handled(make: Any) -> None:
     later = timezone.now() + timedelta(hours=1)
     rows_of(*range(BLOCKED), next_attempt_at=later)
     # In order they are read, because the row behind the one that waits may be tried as such.
     Errand.objects.bulk_create([Errand(place=place) for place in range(BLOCKED)])
     Errand.objects.bulk_create([Errand(place=place) for place in range(BLOCKED, MANY)])
-    options = {"reset": {"claimed": False}} if delivery == "at_most_once" else {}
-    run = make(delivery, the.ignore, retry=the.retry(), **options)
+    run = make("transactional", the.ignore, retry=the.retry())
     held = BLOCKED if make is in_order else 0
     assert_run(run(wait_for_locked=0), processed=MANY - held, held=held)
     done = Errand.objects.filter(done=True)
@@ -79,15 +77,14 @@ def test_keys_behind_many_whose_rows_wait_are_handled(delivery: str, make: Any) 
 
 
 @pytest.mark.parametrize("make", [grouped, in_order])
-@each
-def test_keys_behind_many_whose_rows_fail_are_handled(delivery: str, make: Any) -> None:
+def test_keys_behind_many_whose_rows_fail_are_handled(make: Any) -> None:
     rows_of(*range(MANY))
 
     def fail(row: Errand) -> None:
         if row.place < BLOCKED:
             raise ValueError
 
-    run = make(delivery, fail, max_consecutive_failures=0)
+    run = make("at_least_once", fail, max_consecutive_failures=0)
     assert_run(run(), processed=MANY - BLOCKED, failed=BLOCKED)
     done = Errand.objects.filter(done=True)
     assert done.count() == done.filter(place__gte=BLOCKED).count() == MANY - BLOCKED
@@ -95,12 +92,11 @@ def test_keys_behind_many_whose_rows_fail_are_handled(delivery: str, make: Any) 
 
 if HAS_ROW_LOCKS:
 
-    @each
-    def test_keys_behind_many_whose_rows_are_locked_are_handled(delivery: str) -> None:
+    def test_keys_behind_many_whose_rows_are_locked_are_handled() -> None:
         rows_of(*range(MANY))
         behind = Errand.objects.filter(place__lt=BLOCKED)
         with uncommitted(lambda: behind.update(result="another session's")):
-            report = grouped(delivery, the.ignore)(wait_for_locked=0)
+            report = grouped("transactional", the.ignore)(wait_for_locked=0)
         assert_run(report, processed=MANY - BLOCKED, skipped=BLOCKED)
         done = Errand.objects.filter(done=True)
         assert done.count() == done.filter(place__gte=BLOCKED).count() == MANY - BLOCKED

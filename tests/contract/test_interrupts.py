@@ -12,9 +12,8 @@ import pytest
 from django.db import connection, transaction
 
 from tests.contract.support import errands as the
-from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.clocks import HOUR, Clock
-from tests.contract.support.parcels import in_batches, parcels
+from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 from tests.waiting import until

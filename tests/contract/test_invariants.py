@@ -18,9 +18,8 @@ from dcl_processor import Report
 from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
 from dcl_processor.pending import scan
-from tests.contract.support.batches import statements
 from tests.contract.support.clocks import Clock, Waits
-from tests.contract.support.parcels import parcels, processor
+from tests.contract.support.parcels import parcels, processor, statements
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
 from tests.models import Depot, Parcel

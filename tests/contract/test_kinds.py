@@ -151,9 +151,6 @@ if IS_POSTGRESQL:
             assert_run(make(the.ignore, batch_size=batch_size)(), processed=4)
         assert not Errand.objects.exists()
 
-    TYPE = "ALTER TABLE tests_errand ALTER leased_until TYPE"
-    LATER = "NEW.leased_until = NEW.leased_until + interval '1 hour'"
-
     def test_threads_have_the_callers_time_zone() -> None:
         """A day begins and ends at other times elsewhere."""
         late = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
@@ -173,12 +170,6 @@ if IS_POSTGRESQL:
         with timezone.override("Asia/Tokyo"), translation.override("de"):
             assert_run(the.at_least_once(handle)(), processed=1)
         assert seen == [("Asia/Tokyo", "de")]
-
-    def test_a_session_may_take_a_backslash_for_an_escape() -> None:
-        the.errands(2)
-        setting = "SET standard_conforming_strings ="
-        with temporary(f"{setting} off", f"{setting} on"):
-            assert_run(the.transactional(the.ignore)(), processed=2)
 
     def test_i24_the_time_of_a_handler_ends_although_the_time_stands_still() -> None:
         the.errands(1)

@@ -11,7 +11,6 @@ from django.utils import timezone
 from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.testing import assert_settles, make_due
 from tests.contract.support.errands import (
-    PENDING,
     at_least_once,
     at_most_once,
     errands,
@@ -21,7 +20,6 @@ from tests.contract.support.errands import (
     transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import retrying
 from tests.contract.support.sessions import part_locked
 from tests.models import Errand
@@ -29,28 +27,7 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-async def ignore_later(row: Errand) -> None:
-    """Handle a row by doing nothing, on the event loop."""
-
-
 # --- assert_settles
-
-
-@pytest.mark.parametrize(
-    ("make", "handler"),
-    [
-        (transactional, ignore),
-        (at_most_once, ignore),
-        (at_least_once, ignore),
-        (at_most_once, ignore_later),
-        (at_least_once, ignore_later),
-    ],
-)
-def test_settles_one_row_and_no_other(make: Any, handler: Any) -> None:
-    one, other = errands(2)
-    report = assert_settles(make(handler), one)
-    assert_run(report, processed=1)
-    assert list(PENDING.all()) == [other]
 
 
 def complaint(make: Any, row: Any) -> AssertionError:

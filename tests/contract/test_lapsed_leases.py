@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from threading import Event, current_thread
 from typing import Any
@@ -15,6 +17,7 @@ from django.db.models.functions import Now
 from dcl_processor import Lease
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import uncommitted
 from tests.models import Errand
 from tests.waiting import until
 
@@ -68,6 +71,23 @@ if connection.vendor == "postgresql":
         assert_run(reports[0], processed=1)
         assert calls == [row.pk]
         assert the.state(row)["done"]
+
+    def test_rows_that_are_locked_at_their_settlement_do_not_hold_up_the_others() -> None:
+        the.errands(40)
+        calls, has_called = Counter[int](), Event()
+
+        def handle(rows: list[Errand]) -> None:
+            calls.update(row.place for row in rows)
+            if not has_called.is_set():
+                first = Errand.objects.filter(place__lt=12).order_by().select_for_update()
+                locks.enter_context(uncommitted(lambda: list(first.values_list("pk"))))
+                has_called.set()
+
+        run = the.at_least_once(the.ignore, process_batch=handle, lease=Lease(2), batch_size=40)
+        with ExitStack() as locks, the.meanwhile(run) as results:
+            the.wait(has_called)
+            until(lambda: [run(), *results][1:], "the end of the first run")
+        assert {place for place, number in calls.items() if number > 1 and place >= 12} == set()
 
 
 def test_a_row_of_a_worker_that_is_gone_is_handled_with_no_other_in_flight() -> None:
@@ -129,3 +149,17 @@ def test_a_row_that_is_given_back_without_a_call_has_the_number_that_it_had() ->
     assert [the.state(row) for row in rows[1:]] == [
         {**the.state(row), "attempts": 1, "leased_until": False, "done": False} for row in rows[1:]
     ]
+
+
+def test_a_row_whose_lease_has_lapsed_is_claimed_alone() -> None:
+    """It may have killed its process, and costs the rows beside it no attempt."""
+    the.errands(4, attempts=1, leased_until=LONG_AGO)
+    seen: list[list[int]] = []
+
+    def handle(row: Errand) -> None:
+        others = Errand.objects.filter(done=False).exclude(pk=row.pk)
+        seen.append([*others.values_list("attempts", flat=True)])
+
+    run = the.at_least_once(handle, retry=the.retry(), batch_size=10)
+    assert_run(run(), processed=4)
+    assert seen == [[1] * 3, [1] * 2, [1], []]

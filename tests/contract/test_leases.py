@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection
 from django.db.backends.signals import connection_created
-from django.db.models import F, Value
-from django.db.models.functions import Concat
+from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import Discard, Lease, Report, Snooze, worker_name
@@ -107,23 +106,6 @@ def test_nothing_new_starts_on_a_row_whose_lease_was_lost() -> None:
     assert handled == [rows[0].pk, rows[2].pk]
     assert_run(report, processed=2, lease_lost=1)
     assert the.state(rows[1])["leased_until"]
-
-
-def test_a_lease_that_lapsed_unnoticed_by_others_costs_the_row_no_attempt() -> None:
-    """No worker took it, and its handler was not called."""
-    rows = the.errands(2)
-
-    def handle(row: Errand) -> None:
-        # Inside TestCase there is no heartbeat.
-        if row.pk == rows[0].pk:
-            Event().wait(SHORT.seconds + 0.1)
-
-    block = transaction.atomic()
-    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
-    with block:
-        report = the.at_least_once(handle, lease=SHORT, batch_size=2, retry=the.retry())()
-    assert_run(report, processed=1, lease_lost=1)
-    assert the.untouched(rows[1])
 
 
 def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None:
@@ -531,18 +513,6 @@ def test_a_mark_that_takes_its_row_out_of_pending_is_refused_before_any_handler(
     with pytest.raises(InvalidDone, match=words):
         run()
     assert (handled, the.untouched(row)) == ([], True)
-
-
-@pytest.mark.parametrize(
-    "claim", [{"result": F("last_error")}, {"result": Concat("last_error", Value("!"))}]
-)
-def test_a_mark_of_an_expression_is_read_back(claim: dict[str, Any]) -> None:
-    [row] = the.errands(1, last_error="x")
-    read: list[str] = []
-    run = marking(lambda row: read.append(row.result), claim=claim, retry=None)
-    assert_run(run(), processed=1)
-    assert read == [the.state(row)["result"]]
-    assert read[0].startswith("x")
 
 
 # --- which rows are in progress

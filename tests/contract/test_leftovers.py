@@ -161,23 +161,3 @@ if connection.features.has_select_for_update:
         assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
         assert {failure.pk for failure in report.failures} == {row.pk for row in rows[:2]}
         assert worked() == [2, 3]
-
-
-def test_a_wrapper_that_a_handler_leaves_is_the_only_one_more() -> None:
-    the.errands(3)
-    numbers: list[int] = []
-
-    def watch(execute: Callable[..., Any], *arguments: Any) -> Any:
-        return execute(*arguments)
-
-    def handle(row: Errand) -> None:
-        numbers.append(len(connection.execute_wrappers))
-        if row.place == 0:
-            connection.execute_wrappers.append(watch)
-
-    try:
-        assert_run(the.transactional(handle)(), processed=3)
-        assert connection.execute_wrappers == [watch]
-    finally:
-        connection.execute_wrappers.clear()
-    assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 1]

@@ -14,10 +14,9 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost, Unsupported
 from tests.contract.support import errands as the
-from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock
 from tests.contract.support.messages import separately
-from tests.contract.support.parcels import in_batches, parcels
+from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session
 from tests.contract.support.temporary import execute
@@ -328,27 +327,6 @@ if connection.vendor == "postgresql":  # InnoDB shows the session's
         with connection.cursor() as cursor:
             cursor.execute("SHOW transaction_isolation")
             return str(cursor.fetchone()[0])
-
-
-def test_the_server_is_not_asked_for_its_level() -> None:
-    depot = Depot.objects.create()
-    asked: list[str] = []
-
-    def watch(execute: Any, sql: str, *args: Any) -> Any:
-        if sql.startswith("SHOW"):
-            asked.append(sql)
-        return execute(sql, *args)
-
-    run = processor([])
-    vars(run)["process"] = lambda row: None  # ask nothing of our own
-    connection.close()
-    with connection.execute_wrapper(watch):
-        for _ in range(3):
-            Parcel.objects.create(depot=depot)
-            Parcel.objects.create(depot=depot)
-            assert_run(run(), processed=2)
-    # Each transaction gets the level as it begins.
-    assert asked == []
 
 
 def test_a_connection_without_autocommit_is_refused() -> None:

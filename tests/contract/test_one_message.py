@@ -42,17 +42,6 @@ def test_a_callback_runs_before_the_next_row_is_claimed() -> None:
     assert seen == [each for row in rows for each in (row.pk, (row.pk, True, False))]
 
 
-def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
-    rows = the.errands(5)
-    with at_update("NEW.place = 2 AND NEW.done", DROP):
-        report = the.transactional(lambda row: None)()
-    assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
-    assert report.failures[0].pk == rows[2].pk
-    assert "expected the update to write row" in str(report.failures[0].error)
-    assert "look for a trigger" in str(report.failures[0].error)
-    assert the.places(done=False) == [2]
-
-
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the messages of several statements."""

@@ -145,17 +145,6 @@ def test_a_flip_that_is_refused_for_all_rows_costs_two_calls(
 
 
 @the.all_deliveries
-@pytest.mark.parametrize("concurrency", [1, 4])
-def test_rows_beside_a_refused_one_do_not_start_together(make: the.Make, concurrency: int) -> None:
-    errands(40)
-    calls: list[int] = []
-    run = make(charging(calls), done=lambda _, __: dict(TAKEN))
-    concurrency = 1 if make is the.transactional else concurrency
-    assert_run(run(concurrency=concurrency), failed=2, stopped="failures")
-    assert len(calls) == 2
-
-
-@the.all_deliveries
 @each_size
 @pytest.mark.parametrize("of_result", [False, True])
 def test_one_refused_row_stops_nothing(make: the.Make, size: int, *, of_result: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 from django.core import signing
 from django.db import OperationalError, connection, transaction
-from django.db.models import F, Model, QuerySet
+from django.db.models import F
 from django.utils.timezone import now
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Snooze, batch_processor
+from dcl_processor import BatchProcessor, Discard, Snooze
 from dcl_processor.contrib import reservations
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.exceptions import (
@@ -29,7 +28,7 @@ from tests.contract.support.marking import marking
 from tests.contract.support.messages import updates
 from tests.contract.support.sessions import before_statement
 from tests.contract.support.temporary import at_update
-from tests.models import Badge, Errand, Letter, Parcel, QuietParcel, Seat, Voucher
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -196,14 +195,6 @@ def test_what_was_settled_is_not_settled_again(kind: Any) -> None:
     assert the.state(row)["result"] == "first"
 
 
-def test_what_was_settled_has_no_lease() -> None:
-    the.errands(1)
-    run = make()
-    [handed] = run.reserve()
-    again(run, handed).settle()
-    assert lost(handed.renew) == lost(lambda: handed.expires_at) == "settled"
-
-
 @each_kind
 def test_what_was_put_back_or_deleted_is_lost_for_that_reason(kind: Any) -> None:
     rows = the.errands(2)
@@ -365,35 +356,6 @@ def test_a_token_is_valid_with_what_it_is_bound_to() -> None:
     assert the.state(row)["done"]
 
 
-@pytest.mark.parametrize(
-    ("model", "flag", "key"),
-    [
-        (Letter, "sent", {"id": uuid.UUID(int=7)}),
-        (Seat, "sent", {"row": 3, "number": 4}),
-        (Voucher, "sent", {"code": "a%'\"ü"}),
-        (Badge, "printed", {}),
-    ],
-    ids=["uuid", "composite", "text", "another row's"],
-)
-def test_keys_of_every_kind_come_back(model: type[Any], flag: str, key: dict[str, Any]) -> None:
-    if model is Badge:
-        key = {"parcel": Parcel.objects.create()}
-    row: Model = model.objects.create(**key)
-    pending: QuerySet[Any] = model.objects.filter(**{flag: False})
-    run = batch_processor(
-        pending=pending,
-        done=lambda _: {flag: True},
-        delivery=Delivery.AT_MOST_ONCE,
-        claim={flag: True},
-        claimed_at="leased_until",
-        reset={flag: False},
-    )(never)
-    [handed] = run.reserve()
-    again(run, handed).settle()
-    row.refresh_from_db()
-    assert getattr(row, flag)
-
-
 # --- where it is refused
 
 
@@ -417,21 +379,3 @@ def test_a_processor_whose_rows_do_not_show_who_has_them_is_refused(option: str)
     for act in (run.reserve, lambda: run.reservation("")):
         with pytest.raises(Unsupported, match=r"expected a processor with claim=…, claimed_at=…"):
             act()
-
-
-def test_the_row_of_a_token_has_the_class_of_pending() -> None:
-    """Its methods may be those that ``done`` calls."""
-    Parcel.objects.create()
-    run: BatchProcessor[Any] = batch_processor(
-        pending=QuietParcel.objects.filter(note="", sent=False),
-        done={"sent": True},
-        delivery=Delivery.AT_MOST_ONCE,
-        claim={"note": "out"},
-        claimed_at="sent_at",
-        reset={"note": ""},
-    )(lambda _: None)
-    [handed] = run.reserve()
-    one = again(run, handed)
-    assert [type(each.row) for each in (handed, one)] == [QuietParcel] * 2
-    one.settle()
-    assert Parcel.objects.get().sent

@@ -15,8 +15,7 @@ from dcl_processor import Delivery, Discard, Lease, Retry, Snooze, batch_process
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.pending.clock import DatabaseNow
 from tests.contract.support import errands as the
-from tests.contract.support.batches import statements
-from tests.contract.support.messages import SENDS_SEVERAL
+from tests.contract.support.parcels import statements
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import HOUR, delay, fail, make_due, retrying
 from tests.models import Errand
@@ -171,32 +170,6 @@ def test_values_of_the_users_own_win() -> None:
 # --- what is noted of an attempt
 
 
-def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
-    """One commit: between the failure and its note no other session can take the row."""
-    the.errands(1)
-    seen: list[tuple[str, bool]] = []
-
-    def watch(execute: Any, sql: str, *args: Any) -> Any:
-        seen.append((sql, connection.in_atomic_block))
-        return execute(sql, *args)
-
-    def handle(row: Errand) -> None:
-        Errand.objects.filter(pk=row.pk).update(result="worked")
-        raise ValueError
-
-    run = retrying(handle)
-    with connection.execute_wrapper(watch):
-        run()
-    updates = [sql.startswith("UPDATE") and "result" in sql.split("WHERE")[0] for sql, _ in seen]
-    after = seen[updates.index(True) + 1 :]
-    # Back to before the work, the note, and the commit.
-    words = ["ROLLBACK", "RELEASE", *(["WITH", "COMMIT"] if SENDS_SEVERAL else ["UPDATE"])]
-    after = after[: len(words)]
-    assert [sql.split()[0] for sql, _ in after] == words
-    assert "last_error" in after[2][0]
-    assert all(atomic for _, atomic in after)
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -331,23 +304,6 @@ def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
     bad.clear()
     assert_run(run(), processed=1)
     assert Errand.objects.filter(done=True).count() == 2
-
-
-@pytest.mark.parametrize("until", [None, datetime(2999, 1, 1, tzinfo=UTC)])
-def test_a_snooze_with_a_time_and_no_column_for_it_is_a_failure_that_says_so(
-    until: datetime | None,
-) -> None:
-    [row] = the.errands(1)
-
-    def handle(row: Errand) -> None:
-        raise Snooze("later", until=until) if until else Snooze("later", delay=60)
-
-    report = the.at_least_once(handle)()
-    assert_run(report, failed=1)
-    assert "expected a Retry with next_attempt_at, the column for the time" in str(
-        report.failures[0].error
-    )
-    assert the.untouched(row)
 
 
 def test_a_claimed_row_that_is_snoozed_is_put_back() -> None:

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from dcl_processor import Discard, Retry, Snooze
+from dcl_processor import Retry
 from tests.contract.support import errands as the
-from tests.contract.support.batches import note, savepoints, sent, statements, worked
-from tests.contract.support.parcels import in_batches, parcels
+from tests.contract.support.parcels import (
+    in_batches,
+    note,
+    parcels,
+    savepoints,
+    sent,
+    statements,
+    worked,
+)
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
 
@@ -136,23 +143,6 @@ if IS_PSYCOPG3:
 past_django = pytest.mark.parametrize("past_django", PAST_DJANGO.values(), ids=PAST_DJANGO)
 
 
-@past_django
-def test_i7_a_row_alone_that_wrote_past_django_loses_that_too(
-    past_django: Callable[[], Callable[[Parcel], Any]],
-) -> None:
-    parcels(3)
-    connection.ensure_connection()
-    write = past_django()
-
-    def handle(row: Parcel) -> None:
-        write(row)
-        if row.priority == 1:
-            raise ValueError
-
-    assert_run(in_batches(handle, batch_size=1)(), processed=2, failed=1)
-    assert sent() == worked() == [0, 2]
-
-
 @pytest.mark.parametrize("bad", [[0], [1], [0, 1, 2]], ids=str)
 def test_i7_a_row_in_a_batch_loses_what_it_wrote_by_an_older_cursor(bad: list[int]) -> None:
     parcels(3)
@@ -190,54 +180,6 @@ def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
     report = the.transactional(handle, retry=Retry(backoff=60))()
     assert_run(report, processed=2, failed=1, to_retry=1)
     assert worked() == [0, 2]
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_i7_a_row_with_retry_keeps_its_note_alone(batch_size: int) -> None:
-    the.errands(3)
-    parcels(3)
-    of = dict(zip(range(3), Parcel.objects.order_by("priority"), strict=True))
-    write = djangos_cursor()
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        write(of[row.place])
-        if row.place == 1:
-            raise ValueError("the handler's own")
-
-    report = the.transactional(handle, retry=Retry(backoff=60), batch_size=batch_size)()
-    assert_run(report, processed=2, failed=1, to_retry=1)
-    assert worked() == [0, 2]
-    rows = Errand.objects.order_by("place").values_list("done", "attempts", "last_error")
-    noted = (False, 1, "ValueError: the handler's own")
-    assert list(rows) == [(True, 0, ""), noted, (True, 0, "")]
-    assert calls == [0, 1, 2]
-
-
-def test_i7_a_row_that_is_snoozed_or_discarded_loses_what_it_wrote() -> None:
-    the.errands(4)
-    parcels(4)
-    of = dict(zip(range(4), Parcel.objects.order_by("priority"), strict=True))
-    write = djangos_cursor()
-
-    def handle(row: Errand) -> None:
-        write(of[row.place])
-        if row.place == 1:
-            raise Snooze(delay=60)
-        if row.place == 2:
-            raise Discard("never")
-
-    report = the.transactional(
-        handle, failed={"dead": True}, retry=Retry(backoff=60), batch_size=4
-    )()
-    assert_run(report, processed=2, discarded=1, snoozed=1)
-    assert worked() == [0, 3]
-    rows = Errand.objects.order_by("place").values_list("done", "dead", "attempts")
-    first, snoozed, discarded, last = rows
-    assert first == last == (True, False, 0)
-    assert snoozed == (False, False, 0)
-    assert discarded[:2] == (False, True)
 
 
 def test_each_savepoint_of_a_row_is_released() -> None:

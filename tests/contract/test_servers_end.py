@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import cycle
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections, transaction
 
-from dcl_processor import Retry
+from dcl_processor import Lease, Retry
 from dcl_processor.exceptions import SessionLost
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import UNSENT, parcels, processor
@@ -163,13 +163,6 @@ if connection.vendor == "postgresql":
 
         assert_run(make(handle)(), processed=2)
 
-    def test_a_run_keeps_to_the_alias_of_its_first_question() -> None:
-        """It would wait for its own locks."""
-        the.errands(2)
-        aliases = cycle(["default", "other"])
-        run = the.transactional(the.ignore, pending=lambda: the.PENDING.using(next(aliases)))
-        assert_run(run(), processed=2)
-
 
 if MARIADB:
 
@@ -191,3 +184,81 @@ if MARIADB:
         assert sorted(calls) == [*range(12)]
         told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert told == []
+
+
+# --- a server that is away while rows are claimed and not yet handled
+
+
+@dataclass
+class Server:
+    """Refuses so many of a session's attempts to connect, once it has gone away."""
+
+    refuses: int = 0
+    calls: list[int] = field(default_factory=list)
+    called_meanwhile: list[int] = field(default_factory=list)
+
+    def handle(self, row: Errand) -> None:
+        if self.refuses:
+            self.called_meanwhile.append(row.place)
+        self.calls.append(row.place)
+        if row.place == 0:
+            self.refuses = 8
+            end_session()
+
+    def connect(self, params: Any) -> Any:
+        if self.refuses:
+            self.refuses -= 1
+            raise OperationalError("no server")
+        default = connections["default"]
+        return type(default).get_new_connection(default, params)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server()
+    connection.ensure_connection()
+    monkeypatch.setattr(connections["default"], "get_new_connection", server.connect)
+    return server
+
+
+def retries(make: the.Make) -> dict[str, Any]:
+    return {} if make is the.at_most_once else {"retry": the.retry()}
+
+
+if connection.vendor != "sqlite":  # which has no server
+
+    @the.each_delivery
+    def test_no_handler_is_called_until_it_is_back(make: the.Make, server: Server) -> None:
+        the.errands(5)
+        run = make(server.handle, batch_size=5, **retries(make))
+        assert_run(run(), processed=5)
+        assert server.called_meanwhile == []
+        assert server.calls == [*range(5)]
+        assert Errand.objects.filter(done=True, attempts=0, leased_until=None).count() == 5
+
+    def test_if_it_does_not_come_back_no_handler_is_called(server: Server) -> None:
+        the.errands(5)
+
+        def handle(row: Errand) -> None:
+            server.handle(row)
+            server.refuses = 10**9
+
+        with pytest.raises(OperationalError, match="no server"):
+            the.at_least_once(handle, batch_size=5, lease=Lease(2))()
+        server.refuses = 0
+        assert server.calls == [0]
+
+    def test_the_rest_of_a_batch_in_a_lost_transaction_is_not_called(server: Server) -> None:
+        the.errands(5)
+
+        def handle(row: Errand) -> None:
+            lost = server.calls == []
+            server.handle(row)
+            server.refuses = 10**9 if lost else 0
+
+        run = the.transactional(handle, batch_size=5)
+        with pytest.raises(OperationalError, match="no server"):
+            run()
+        server.refuses = 0
+        assert server.calls == [0]
+        assert Errand.objects.filter(done=False, attempts=0).count() == 5

@@ -1,4 +1,4 @@
-"""What an error in a settlement, or in the claim after it, does to the other."""
+"""An error or an interrupt in a settlement, and values that code of others sends on."""
 
 from __future__ import annotations
 
@@ -33,31 +33,8 @@ def recording(handled: list[int], act: Callable[[Errand], Any] = the.ignore) -> 
     return handle
 
 
-def claims(place: int) -> str:
-    """Recognise the update that claims the row of the place."""
-    marked = "(NEW.claimed OR NEW.leased_until IS NOT NULL)"
-    return f"NEW.place = {place} AND {marked} AND NOT NEW.done"
-
-
-@the.each_delivery
-def test_a_row_that_another_worker_has_taken_over_is_lost_alone(make: the.Make) -> None:
-    rows = the.errands(4)
-
-    def take_over(row: Errand) -> None:
-        if row.place == 2:
-            mine = Errand.objects.filter(pk=row.pk)
-            the.elsewhere(lambda: mine.update(leased_until=None, claimed_at=None))
-
-    handled: list[int] = []
-    assert_run(make(recording(handled, take_over))(), processed=3, lease_lost=1)
-    assert handled == [0, 1, 2, 3]
-    assert the.places(done=True) == [0, 1, 3]
-    assert the.state(rows[2])["done"] is False
-
-
 @the.each_delivery
 def test_a_settlement_that_fails_at_the_commit_takes_no_claim_with_it(make: the.Make) -> None:
-    """A deferred constraint is checked at the COMMIT that the two statements share."""
     rows = the.errands(4)
     handled: list[int] = []
     Errand.objects.create(place=-1, done=True, claimed=True)
@@ -74,14 +51,12 @@ def test_a_settlement_that_fails_at_the_commit_takes_no_claim_with_it(make: the.
 
 
 @the.each_delivery
-@pytest.mark.parametrize("statement", ["settlement", "claim"])
-def test_an_interrupt_in_the_message_loses_no_settlement(make: the.Make, statement: str) -> None:
+def test_an_interrupt_in_the_message_loses_no_settlement(make: the.Make) -> None:
     """The driver cancels the message, so that the row is settled by a statement of its own."""
     the.errands(4)
     handled: list[int] = []
-    condition = "NEW.place = 1 AND NEW.done" if statement == "settlement" else claims(2)
     with (
-        at_update(condition, "PERFORM pg_sleep(60)", times=1),
+        at_update("NEW.place = 1 AND NEW.done", "PERFORM pg_sleep(60)", times=1),
         the.meanwhile(interrupt_sleeper),
         pytest.raises(KeyboardInterrupt) as error,
     ):
@@ -107,59 +82,6 @@ def interrupt_sleeper() -> None:
 
         until(is_asleep, "a session to come to its sleep")
     os.kill(os.getpid(), signal.SIGINT)
-
-
-@the.each_delivery
-def test_a_settlement_is_not_written_in_the_transaction_of_a_claim(make: the.Make) -> None:
-    """A claim of several statements, which fails here, would take the settlement back."""
-    the.errands(4)
-    spanning = the.PENDING.filter(pk__in=the.PENDING.values("pk"))
-    with at_update(claims(2), "RAISE EXCEPTION 'refused'"):
-        assert_run(make(the.ignore, pending=spanning)(), processed=3, failed=1)
-    assert the.places(done=True) == [0, 1, 3]
-
-
-SPANNING = the.PENDING.filter(pk__in=the.PENDING.values("pk"))
-
-
-@the.each_delivery
-def test_a_row_of_a_spanning_question_is_settled_once_no_other_session_has_it_locked(
-    make: the.Make,
-) -> None:
-    the.errands(2)
-    other: Any = connection.copy()
-    other.set_autocommit(False)
-
-    def lock(row: Errand) -> None:
-        if row.place == 0:
-            with other.cursor() as cursor:
-                cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [row.pk])
-
-    def release(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        result = execute(sql, *rest)
-        if sql.startswith("WITH dcl_mine"):
-            other.rollback()
-        return result
-
-    try:
-        with connection.execute_wrapper(release):
-            assert_run(make(lock, pending=SPANNING)(), processed=2)
-    finally:
-        other.close()
-    assert the.places(done=True) == [0, 1]
-
-
-@the.each_delivery
-def test_a_row_of_a_spanning_question_that_was_taken_over_is_lost(make: the.Make) -> None:
-    the.errands(2)
-
-    def take_over(row: Errand) -> None:
-        if row.place == 0:
-            mine = Errand.objects.filter(pk=row.pk)
-            the.elsewhere(lambda: mine.update(leased_until=None, claimed_at=None))
-
-    assert_run(make(take_over, pending=SPANNING)(), processed=1, lease_lost=1)
-    assert the.places(done=True) == [1]
 
 
 # --- code of others that is called between two rows, or for each statement

@@ -13,7 +13,6 @@ from django.db.models import CharField, Model, QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from tests import seams
-from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import (
     HAS_GATE,
     HAS_ROW_LOCKS,
@@ -29,7 +28,7 @@ from tests.models import OpenParcel, Parcel, Seat, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-SHAPES = [*OWN, *SPANNING, *EXPRESSIONS]
+SHAPES = [*OWN, *SPANNING]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from dcl_processor import batch_processor
 from dcl_processor.pending import scan
-from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import before_lock
 from tests.contract.support.own_shapes import OWN
 from tests.contract.support.reports import assert_run
@@ -29,7 +28,7 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "WIDE_WINDOW", 3)
 
 
-@pytest.mark.parametrize("shape", [*OWN, *SPANNING, *EXPRESSIONS], ids=str)
+@pytest.mark.parametrize("shape", [*OWN, *SPANNING], ids=str)
 def test_every_row_comes_once_over_several_windows(shape: Shape) -> None:
     rows = [shape.make() for _ in range(5)]
     calls: list[Any] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from dcl_processor.engine.source import MOST_MISSES, SPARE
 from dcl_processor.pending import scan
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
@@ -123,36 +121,3 @@ if connection.features.has_select_for_update:
         assert places == [0, 5, 6, 7, 3, 4, 2]
         assert [number for number in offered if number > 1] == [6, 3]
         assert_run(report, processed=7, stale=1)
-
-
-def test_a_copy_that_slept_over_its_window_soon_looks_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Others finish all of a wide window but its last row just after this copy has read it."""
-    monkeypatch.setattr(scan, "WIDE_WINDOW", 64)
-    monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
-    pks = [row.pk for row in parcels(66)]
-    looks: list[str] = []
-
-    def sleep(execute: Any, sql: str, *args: Any) -> Any:
-        answer = execute(sql, *args)
-        if sql.startswith("SELECT") and "LIMIT 64" in sql:
-            looks.append(sql)
-            if len(looks) == 1:
-                missed = Parcel.objects.using("other").filter(pk__in=pks[2:-1])
-                missed.update(sent=True)
-        return answer
-
-    def handle(row: Parcel) -> None:
-        if row.pk == pks[0] and connection.features.has_select_for_update:
-            finish(pks[1])
-
-    with connection.execute_wrapper(sleep):
-        report = processor(handle)()
-    if connection.features.has_select_for_update:
-        # Where a claim may choose, it finds out about as many rows as it may choose among.
-        missed = 1 + SPARE if connection.vendor == "postgresql" else MOST_MISSES
-        assert_run(report, processed=2, stale=1 + missed)
-    else:
-        # One lock for the whole database: no other copy is met while a handler runs.
-        assert_run(report, processed=66)

@@ -84,21 +84,6 @@ def test_a_flip_of_the_row_alone_that_leaves_it_pending_calls_no_handler(make: A
     assert all(the.untouched(row) for row in rows)
 
 
-@the.all_deliveries
-@pytest.mark.parametrize("size", [1, 10])
-def test_a_row_without_a_flip_costs_the_others_nothing(make: Any, size: int) -> None:
-    the.errands(20)
-    calls: list[int] = []
-    process = make(
-        lambda row: calls.append(row.place),
-        done=lambda row: {"done": True} if row.place else None,
-        batch_size=size,
-    )
-    report = process()
-    assert_run(report, processed=19, failed=1)
-    assert sorted(calls) == list(range(20))
-
-
 MAKERS = {"transactional": the.transactional, "lease": the.at_least_once, "claim": the.at_most_once}
 TOGETHER = [
     pytest.param(make, concurrency, id=f"{name}-{concurrency}")

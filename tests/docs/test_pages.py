@@ -236,10 +236,6 @@ CODE_BLOCK = sorted(
     if path != Path(__file__)
 )
 
-PROCESS = re.compile(
-    r"\bcopies\b|\b[Cc]opy [AB]\b|\b(another|other|each|every|one|this) copy\b|\bcopy's\b"
-)
-
 
 def uses(word: str, paths: list[Path]) -> list[str]:
     # In backquotes, quotes or an address, ``nobody`` is an account of the system.
@@ -257,14 +253,3 @@ def test_neither_the_pages_nor_the_code_use_a_retired_word(word: str) -> None:
     assert len(WRITTEN) > 30
     assert len(CODE_BLOCK) > 250
     assert not uses(word, [*WRITTEN, *CODE_BLOCK])
-
-
-def test_in_pages_a_process_is_a_worker() -> None:
-    """A copy may be one of a row, a file or a message."""
-    found = [
-        f"{path.relative_to(CHECKOUT)}:{number}: {line.strip()}"
-        for path in WRITTEN
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if PROCESS.search(line)
-    ]
-    assert not found

@@ -148,26 +148,6 @@ def fail(order):
     assert lines == ["0", *["done: 1"] * 3, "0", "done: 0", "done: 1", "done: 2", "3"]
 
 
-def test_the_sql_panel_of_the_debug_toolbar_shows_each_flip(start: Start) -> None:
-    settings = """
-INSTALLED_APPS += ["django.contrib.staticfiles", "debug_toolbar"]
-DEBUG, STATIC_URL, ROOT_URLCONF, urlpatterns = True, "static/", "settings", []
-MIDDLEWARE = ["debug_toolbar.middleware.DebugToolbarMiddleware"]
-TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}]
-"""
-    code = """
-from debug_toolbar.toolbar import DebugToolbar
-from django.test import RequestFactory
-from shop.processors import ship
-panel = DebugToolbar(RequestFactory().get("/"), None).get_panel_by_id("SQLPanel")
-panel.enable_instrumentation()
-ship()
-print(sum(each["sql"].count("UPDATE \\"") for each in panel._queries))
-"""
-    *_, flips = start({"settings": SETTINGS + settings})(*shell(code))
-    assert int(flips) == 3 + 1  # and the rehearsal
-
-
 def test_workers_have_the_settings_of_django_configurations(start: Start) -> None:
     """It is installed below the guard of manage.py, which a worker does not run."""
     indented = SETTINGS.replace("\n", "\n    ")

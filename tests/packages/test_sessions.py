@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.test.utils import CaptureQueriesContext
 
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
@@ -14,21 +13,6 @@ from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-@the.all_deliveries
-def test_a_wrapper_and_captured_queries_see_each_flip(make: the.Make) -> None:
-    the.errands(3)
-    wrapped: list[str] = []
-
-    def look(execute: Any, sql: str, *arguments: Any) -> Any:
-        wrapped.append(sql)
-        return execute(sql, *arguments)
-
-    with connection.execute_wrapper(look), CaptureQueriesContext(connection) as captured:
-        assert_run(make(the.ignore)(), processed=3)
-    for seen in (wrapped, [each["sql"] for each in captured]):
-        assert "".join(seen).count('"done" = ') == 3 + 1  # and the rehearsal
 
 
 @pytest.fixture

@@ -5,16 +5,11 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
-import django
 import pytest
-from django.core import mail
-from django.core.mail.backends.smtp import EmailBackend
 from django.core.management import call_command
-from django.test import Client, override_settings
-from environ import Env
+from django.test import Client
 
-from sample_app.mail_settings import mail_settings
-from sample_app.shop.models import Customer, Order, OrderLine
+from sample_app.shop.models import Customer, Order
 from tests.sample_app.conftest import ORDERS, SHIPPED, Start, WriteOrders, ended, order_line
 
 pytestmark = pytest.mark.django_db
@@ -66,17 +61,6 @@ def test_loads_a_whole_file_and_nothing_of_it_again(order_file: Path) -> None:
     assert (list(Order.objects.values()), list(Customer.objects.values())) == before
 
 
-def test_invents_order_lines_when_asked(write_orders: WriteOrders) -> None:
-    path = write_orders(*(order_line(number) for number in range(7, 17)))
-    load(path, "--invent-lines")
-
-    lines_of = [order.lines.count() for order in Order.objects.all()]
-    assert len(lines_of) == 10
-    assert set(lines_of) <= {1, 2, 3}
-    load(path, "--invent-lines")
-    assert OrderLine.objects.count() == sum(lines_of)
-
-
 def test_reports_bad_lines_by_number_and_keeps_the_others(write_orders: WriteOrders) -> None:
     path = write_orders(
         order_line(1),
@@ -97,19 +81,6 @@ def test_reports_bad_lines_by_number_and_keeps_the_others(write_orders: WriteOrd
     ]
     assert closing == "Orders: 2 loaded, 0 already there, 4 bad lines skipped"
     assert list(Order.objects.values_list("number", "ship_city")) == [(1, "Reims"), (4, "Reims")]
-
-
-def test_a_line_that_the_database_refuses_costs_no_other(write_orders: WriteOrders) -> None:
-    lines = [order_line(number) for number in range(1, 1001)]
-    lines[700] = order_line(701, required_date="1990-01-01")
-
-    closing, [complaint] = load(write_orders(*lines))
-
-    assert complaint.startswith("line 702: the database refused it: ")
-    assert "shop_order_required_not_before_ordered" in complaint
-    assert closing == "Orders: 999 loaded, 0 already there, 1 bad lines skipped"
-    assert not Order.objects.filter(number=701).exists()
-    assert Order.objects.count() == 999
 
 
 # --- the shop's commands as a user starts them: processes of their own, on a database of their own
@@ -152,21 +123,3 @@ def test_what_a_user_can_mend_is_one_sentence(
 
 
 # --- what the environment says about the mail, as Django's settings
-
-
-def given(**variables: str) -> Env:
-    """Return an environment of these variables alone."""
-    env = Env()
-    env.ENVIRON = variables
-    return env
-
-
-def test_the_settings_make_the_mail_backend_that_they_mean() -> None:
-    url = "smtp+tls://shop:secret@mail.example.com:587"
-    with override_settings(**mail_settings(given(EMAIL_URL=url))):
-        backend = mail.get_connection() if django.VERSION < (6, 1) else mail.mailers.default
-
-    assert isinstance(backend, EmailBackend)
-    assert (backend.host, backend.port) == ("mail.example.com", 587)
-    assert (backend.username, backend.password) == ("shop", "secret")
-    assert backend.use_tls

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
 from django.test import Client, override_settings
 
-from sample_app.shop.models import Order, Packing, Robot
-from sample_app.shop.packing import MOST_HELD, held_by
-from sample_app.shop.packing_views import NO_ROOM
+from sample_app.shop.models import Order, Packing
+from sample_app.shop.packing import MOST_HELD
 from tests.sample_app.conftest import LoadOrders
-from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,46 +80,3 @@ def test_a_broken_robot_does_not_take_all_packings(packings: list[Packing]) -> N
         1,
     )
     pull()
-
-
-def pull_in_a_thread(robot: str) -> Any:
-    try:
-        return call(robot, "pull")[1]
-    finally:
-        connections.close_all()
-
-
-def assert_one_was_handed_out(answers: list[Any], packings: list[Packing]) -> None:
-    """Check that of two requests one got the last packing that the robot may hold."""
-    handed, refused = sorted(answers, key=lambda answer: "error" in answer)
-    assert len(handed["packings"]) == 1
-    assert refused == NO_ROOM
-    assert held_by("one").count() == MOST_HELD
-    # What was too much waits as before, without an attempt.
-    waiting = Packing.objects.filter(state="waiting", packer="", attempts=0, leased_until=None)
-    assert waiting.count() == len(packings) - MOST_HELD
-
-
-def test_two_requests_that_have_both_reserved_are_counted_one_after_the_other(
-    packings: list[Packing],
-) -> None:
-    """Both wait for the robot's row before either is confirmed."""
-    for _ in range(MOST_HELD - 1):
-        pull()
-
-    def both_wait() -> bool:
-        with connection.cursor() as cursor:
-            # In a transaction, the first answer would be given again.
-            cursor.execute("SELECT pg_stat_clear_snapshot()")
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            )
-            return bool(cursor.fetchone()[0] == 2)
-
-    with ThreadPoolExecutor(2) as pool:
-        with transaction.atomic():
-            Robot.objects.select_for_update().get(name="one")
-            answers = pool.map(pull_in_a_thread, ["one", "one"])
-            until(both_wait, "both requests to wait for the robot's row")
-        assert_one_was_handed_out([*answers], packings)

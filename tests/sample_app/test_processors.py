@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -13,7 +12,6 @@ from django.utils import timezone
 from sample_app.mail_settings import smtp_settings
 from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
-from sample_app.shop.orders_csv import COLUMNS, BadLine, OrderFileError, ParsedOrder, read_orders
 from sample_app.shop.processors import note_overdue_orders, send_shipped_emails
 from tests.sample_app.conftest import WriteOrders, order_line
 
@@ -75,47 +73,3 @@ def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
 
 
 # --- what a line of an order file may look like, and what is said of one that does not
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"order_id": "12a"}, "expected a whole number in order_id, got '12a'"),
-        (
-            {"freight": "99999999.995"},
-            "expected an amount like 32.38, below 100,000,000 in freight, got '99999999.995'",
-        ),
-        ({"freight": "32,38"}, "expected 10 columns, got 11"),
-        ({"company": '"Tea'}, "is not a complete line of CSV (unexpected end of data)"),
-    ],
-)
-def test_says_what_is_wrong_with_a_line_and_reads_on(
-    write_orders: WriteOrders, changes: dict[str, str], reason: str
-) -> None:
-    path = write_orders(order_line(7, **changes), order_line(8))
-
-    bad, good = read_orders(path)
-
-    assert bad == BadLine(2, reason)
-    assert isinstance(good, ParsedOrder)
-    assert good.number == 8
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "missing or named twice: order_id, customer_id"),
-        (",".join((*COLUMNS, "freight")).encode(), "missing or named twice: freight."),
-        (b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe", "got one whose first line is not UTF-8 text."),
-        (b'"order_id', "got one whose first line is not a complete line of CSV"),
-    ],
-)
-def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, complaint: str) -> None:
-    path = tmp_path / "orders.csv"
-    path.write_bytes(content)
-
-    with pytest.raises(OrderFileError) as refused:
-        list(read_orders(path))
-
-    assert str(refused.value).startswith(f"{path}: expected a CSV file whose first line names")
-    assert complaint in str(refused.value)

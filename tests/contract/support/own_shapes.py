@@ -22,7 +22,6 @@ from tests.models import (
     Scan,
     Seat,
     Vehicle,
-    Visit,
     Voucher,
     Watched,
 )
@@ -75,7 +74,6 @@ LOOKUPS = [
         done=clear_date,
         spare="note",
     ),
-    own("or", Parcel.objects.filter(Q(sent=False) | Q(priority=7)), done={"sent": True}),
     own("generated column", Priced.objects.filter(sent=False, gross__gte=2), Priced.objects.create),
 ]
 
@@ -134,14 +132,6 @@ LOADING = [
 ORDERS = [
     own("order across a relation", parcels.order_by("depot__name", "-scans__id")),
     own("random order", parcels.order_by("?")),
-    own(
-        "order of the model across a relation",
-        Visit.objects.filter(done=False),
-        lambda: Visit.objects.create(depot=Depot.objects.create(name="east")),
-        done={"done": True},
-        spare="at",
-    ),
-    own("order", parcels.order_by("-priority")),
 ]
 
 OWN = here([*LOOKUPS, *KEYS, *MODELS, *LOADING, *ORDERS])
