@@ -12,7 +12,7 @@ from django.utils import timezone
 from dcl_processor import Delivery, Lease
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, rows_of
+from tests.contract.support.groups import MAKERS, grouped, in_order, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
@@ -44,19 +44,6 @@ def test_a_run_ends_when_no_key_has_a_row_left(delivery: str, mode: dict[str, An
     calls: Counter[int] = Counter()
     report = grouped(delivery, lambda row: calls.update([row.pk]), **mode)()
     assert_run(report, processed=MANY)
-    assert {*calls.values()} == {1}
-    assert all_done()
-
-
-@pytest.mark.parametrize("delivery", SHORT_CLAIMS)
-def test_a_run_with_several_handlers_at_once_ends_when_no_key_has_a_row_left(delivery: str) -> None:
-    rows_of(*range(MANY))
-    calls: Counter[int] = Counter()
-
-    async def handle(row: Errand) -> None:
-        calls.update([row.pk])
-
-    assert_run(grouped(delivery, handle)(concurrency=20), processed=MANY)
     assert {*calls.values()} == {1}
     assert all_done()
 

@@ -11,7 +11,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from dcl_processor.exceptions import Unsupported
 from tests.contract.support.errands import (
@@ -178,27 +177,3 @@ def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
     report = make(lambda row: together.wait(), concurrency=3)()
     assert_run(report, processed=6)
     assert done() == 6
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("make", MAKERS)
-def test_a_run_ends_whose_threads_end_without_a_result(make: Any) -> None:
-    """What the handler leaves on its connection ends its thread after the call."""
-    errands(6)
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        connections["default"].close_if_unusable_or_obsolete = fail  # type: ignore[method-assign]
-
-    with pytest.raises(RuntimeError, match="the threads that call the handlers have ended"):
-        make(handle, batch_size=6)(concurrency=2)
-    assert len(calls) == 2
-    assert done() == 0
-    assert not our_threads()
-    # The four that were not called are as they were; with a lease the two failed are tried again.
-    assert_run(make(ignore)(), processed=6 if make is at_least_once else 4)
-
-
-def fail() -> None:
-    raise MemoryError
