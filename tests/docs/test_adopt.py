@@ -143,4 +143,4 @@ def test_with_the_plain_default_the_maximum_keeps_the_old_rows_from_being_handle
 def test_every_step_does_what_the_page_says(tmp_path: Path) -> None:
     with empty_database("tutorial") as name:
         Reader("tutorial.md", tmp_path, {"DATABASE_URL": database_url(name)}).follow()
-    assert len(list((tmp_path / "printed").iterdir())) == 62
+    assert len(list((tmp_path / "printed").iterdir())) == 61
