@@ -167,8 +167,7 @@ class BatchProcessor(Definition[M]):
         ``force``: also rows that are done, which a worker then handles again.
 
         Raises ``InvalidOption`` without ``reset``, and if ``rows`` is no queryset of the
-        processor's model, or a slice of one; ``InsideTransaction`` inside a transaction that is not
-        at READ COMMITTED.
+        processor's model, or a slice of one; ``InsideTransaction`` inside ``atomic()``.
         """
         from dcl_processor.operator import actions  # loaded when used
 
@@ -188,10 +187,10 @@ class BatchProcessor(Definition[M]):
         ``reason``: written to the ``retry``'s ``last_error``. Each row is locked, and checked
         again: it has to be among ``rows``, pending or claimed, and without a lease that has not
         lapsed, or a claim of less than a minute for each row of a batch. ``force``: also rows with
-        such a claim. Raises ``InvalidOption`` without ``failed`` and ``values``, and if ``rows`` is
-        no queryset of the processor's model, or a slice of one; ``InvalidDone`` for values that
-        name no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction``
-        as ``requeue()``.
+        such a claim, or in another state. Raises ``InvalidOption`` without ``failed`` and
+        ``values``, and if ``rows`` is no queryset of the processor's model, or a slice of one;
+        ``InvalidDone`` for values that name no column; ``StillPending`` for values that do not
+        settle a row; ``InsideTransaction`` as ``requeue()``.
         """
         from dcl_processor.operator import actions  # loaded when used
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 from pythonjsonlogger.json import JsonFormatter
 
 from dcl_processor import BatchProcessor, Retry
-from dcl_processor.insights.row import show
+from dcl_processor.insights.rows import show
 from dcl_processor.insights.status import status
 from dcl_processor.report.errors import (
     LONGEST,

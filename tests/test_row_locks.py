@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection
 
-from dcl_processor.insights.locks import holders
-from dcl_processor.operator.backlog import question_of
+from dcl_processor.insights.rows import holders
+from dcl_processor.operator.states import question_of
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import processor
 from tests.models import Parcel

@@ -23,10 +23,10 @@ from dcl_processor.management.command_line import typed_values
 from dcl_processor.management.printing import named
 from dcl_processor.management.printing import rows as counted
 from dcl_processor.operator import actions
+from dcl_processor.operator.actions import CHANGED, Choice, Write, Written
 from dcl_processor.operator.diagnosis import explain
 from dcl_processor.operator.states import default_age, is_timeless
-from dcl_processor.operator.time_limit import reading
-from dcl_processor.operator.writes import CHANGED, Choice, Write, Written
+from dcl_processor.operator.times import reading
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import shown
 

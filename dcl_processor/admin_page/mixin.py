@@ -23,7 +23,7 @@ from dcl_processor.insights.rows import key_text
 from dcl_processor.management.printing import LABELS
 from dcl_processor.operator.actions import values_to_put_back
 from dcl_processor.operator.diagnosis import explain
-from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.times import reading
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.pending.question import for_write
 from dcl_processor.processor import BatchProcessor

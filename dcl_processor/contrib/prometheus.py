@@ -24,7 +24,6 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dcl_processor.insights.answer import How
 from dcl_processor.insights.status import Status, status
 from dcl_processor.operator.registry import processors
 from dcl_processor.report.observer import RowEvent, RunEvent, observers_installed
@@ -147,7 +146,7 @@ def gauges(found: Iterable[Status]) -> Iterator[Metric]:
     unknown = GaugeMetricFamily(UNKNOWN, text, labels=["processor"])
     for each in found:
         answers = each.answers
-        missing = [name for name in GAUGES if answers[name].how is How.UNKNOWN]
+        missing = [name for name in GAUGES if answers[name].how == "unknown"]
         unknown.add_metric([each.name], len(missing))
         for name in GAUGES:
             if not answers[name].missing:

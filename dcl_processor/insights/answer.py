@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from django.db import connections
 
-from dcl_processor.operator.backlog import question_of
 from dcl_processor.operator.diagnosis import explain
-from dcl_processor.operator.states import NotRecordedError
-from dcl_processor.operator.time_limit import reading
-from dcl_processor.operator.times import utc
+from dcl_processor.operator.states import NotRecordedError, question_of
+from dcl_processor.operator.times import reading, utc
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import Question
 from dcl_processor.sql.errors import is_connected, is_database_error, is_statement_timeout
@@ -23,55 +20,6 @@ T = TypeVar("T")
 
 #: Seconds that each question may take.
 TIMEOUT = 5.0
-
-
-class How(StrEnum):
-    """How an answer was found.
-
-    ``EXACT``: read, or true by definition. ``MORE_THAN``: counting stopped at the value.
-    ``UNKNOWN``: it could not be found out. ``NOT_RECORDED``: nothing in the database shows it.
-    """
-
-    EXACT = "exact"
-    MORE_THAN = "more than"
-    UNKNOWN = "unknown"
-    NOT_RECORDED = "not recorded"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
-    """A value, and how it was found; ``why``: the reason if there is none."""
-
-    value: T | None
-    how: How = How.EXACT
-    why: str = ""
-
-    @classmethod
-    def unknown(cls, why: str) -> Answer[T]:
-        return cls(None, How.UNKNOWN, why)
-
-    @classmethod
-    def not_recorded(cls, why: str) -> Answer[T]:
-        return cls(None, How.NOT_RECORDED, why)
-
-    @property
-    def missing(self) -> str:
-        """Why there is no value, for people; empty: it is known that there is none, or which."""
-        words = {How.UNKNOWN: "could not be found out", How.NOT_RECORDED: "not recorded"}
-        return f"{words[self.how]}: {self.why}" if self.how in words else ""
-
-    @property
-    def least(self) -> float:
-        """The number of rows, or of seconds, that the answer shows at least; 0: there is none."""
-        value: Any = self.value.seconds if isinstance(self.value, Moment) else self.value
-        return float(value or 0) + (self.how is How.MORE_THAN)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the answer for JSON."""
-        document: dict[str, Any] = {"value": document_of(self.value), "how": str(self.how)}
-        if isinstance(self.value, Moment):
-            document["seconds"] = self.value.seconds
-        return {**document, "why": self.why} if self.why else document
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +35,40 @@ class Moment:
         if at is None:
             return None
         return cls(utc(at), round((utc(now) - utc(at)).total_seconds(), 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """A value, and how it was found; ``why``: the reason if there is none.
+
+    "exact": read, or true by definition. "more than": only so many rows were looked at. "unknown":
+    it could not be found out. "not recorded": nothing in the database shows it.
+    """
+
+    value: T | None
+    how: Literal["exact", "more than", "unknown", "not recorded"] = "exact"
+    why: str = ""
+
+    @property
+    def missing(self) -> str:
+        """Why there is no value, for people; empty: it is known that there is none, or which."""
+        words = {"unknown": "could not be found out", "not recorded": "not recorded"}
+        return f"{words[self.how]}: {self.why}" if self.how in words else ""
+
+    @property
+    def least(self) -> float:
+        """The number of rows, or of seconds, that the answer shows at least; 0: there is none."""
+        value: Any = self.value
+        if isinstance(value, Moment):
+            return value.seconds
+        return float(value or 0) + (self.how == "more than")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer for JSON."""
+        document: dict[str, Any] = {"value": document_of(self.value), "how": self.how}
+        if isinstance(self.value, Moment):
+            document["seconds"] = self.value.seconds
+        return {**document, "why": self.why} if self.why else document
 
 
 def document_of(value: Any) -> Any:
@@ -132,27 +114,27 @@ class Asker:
         """Return the answer; no error is raised, whatever the database or the user's code does."""
         question = self._question
         if question is None:
-            return Answer.unknown(self._why)
+            return Answer(None, "unknown", self._why)
         return self.look(question.using, lambda: read(question))
 
     def look(self, using: str, read: Callable[[], Answer[T]]) -> Answer[T]:
         """Return an answer of this database, as ``ask()`` does."""
-        if using in self._down:
-            return Answer.unknown(self._down[using])
         try:
-            connect(using)
+            if using not in self._down:
+                connect(using)
         except Exception as error:  # noqa: BLE001  # whatever a driver raises
             self._down[using] = explain(error, self._processor, using)
-            return Answer.unknown(self._down[using])
+        if using in self._down:
+            return Answer(None, "unknown", self._down[using])
         try:
             with reading(using, self._seconds):
                 return read()
         except NotRecordedError as error:
-            return Answer.not_recorded(str(error))
+            return Answer(None, "not recorded", str(error))
         except Exception as error:  # noqa: BLE001  # the other questions can still be answered
             if is_database_error(error) and is_statement_timeout(error):
-                return Answer.unknown(f"not within {self._seconds:g} s")
-            return Answer.unknown(explain(error, self._processor, using))
+                return Answer(None, "unknown", f"not within {self._seconds:g} s")
+            return Answer(None, "unknown", explain(error, self._processor, using))
 
 
 def connect(using: str) -> None:

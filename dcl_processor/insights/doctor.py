@@ -15,7 +15,7 @@ from dcl_processor.engine.trial import dry_run
 from dcl_processor.insights.answer import TIMEOUT, connect
 from dcl_processor.insights.explanation import asked
 from dcl_processor.operator.diagnosis import describe, explain
-from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.times import reading
 from dcl_processor.options.model_columns import written_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import scan
@@ -45,16 +45,14 @@ _IDLE_TIMEOUT = "idle_in_transaction_session_timeout"
 
 
 class Level(StrEnum):
-    """How a finding is to be taken.
-
-    ``OK``: as it should be. ``WARNING``: it costs time, or loses something when something else
-    fails. ``PROBLEM``: rows are not handled, or are handled wrongly. ``UNKNOWN``: it could not be
-    found out now, or by this role.
-    """
+    """How a finding is to be taken."""
 
     OK = "ok"
+    #: It costs time, or loses something when something else fails.
     WARNING = "warning"
+    #: Rows are not handled, or are handled wrongly.
     PROBLEM = "problem"
+    #: Not now, or not by this role.
     UNKNOWN = "could not be found out"
 
 
@@ -82,10 +80,7 @@ class Finding:
         return {**asdict(self), "level": self.level.name.lower()}
 
 
-ok = partial(Finding, Level.OK)
-warning = partial(Finding, Level.WARNING)
-problem = partial(Finding, Level.PROBLEM)
-
+ok, warning, problem = (partial(Finding, each) for each in [*Level][:3])
 
 #: A processor and its question.
 Asked = tuple[Definition[Any], Question[Any]]
@@ -115,10 +110,8 @@ def examine(
 
 def _of_database(using: str, here: Sequence[Asked], seconds: float) -> Iterator[Finding]:
     about = f"database {using!r}"
-    try:
-        connect(using)
-    except Exception as error:  # noqa: BLE001  # whatever a driver raises
-        yield replace(_failed(error), check="connection", about=about)
+    if down := _found("connection", about, connection(using)):
+        yield from down
         return
     for processor, question in here:
         yield from _found("flip", processor.name, flip(processor, question, seconds))
@@ -133,13 +126,9 @@ def _found(check: str, about: str, found: Iterator[Finding]) -> list[Finding]:
     try:
         done = list(found)
     except Exception as error:  # noqa: BLE001  # the other findings are still to be found
-        done = [_failed(error)]
+        fix = "Repeat it with a longer --timeout, or look into the server's log"
+        done = [Finding(Level.UNKNOWN, describe(error).rstrip("."), "", fix)]
     return [replace(each, check=check, about=about) for each in done]
-
-
-def _failed(error: Exception) -> Finding:
-    fix = "Repeat it with a longer --timeout, or look into the server's log"
-    return Finding(Level.UNKNOWN, describe(error).rstrip("."), "", fix)
 
 
 # --- the processors
@@ -189,6 +178,12 @@ def routing(question: Question[Any]) -> Iterator[Finding]:
 
 
 # --- the server
+
+
+def connection(using: str) -> Iterator[Finding]:
+    """Find whether the database can be reached: nothing if it can."""
+    connect(using)
+    yield from ()
 
 
 def old_transactions(using: str) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from django.db.models.expressions import Col
 
 from dcl_processor.insights.answer import TIMEOUT
 from dcl_processor.keys.columns import column_of, reads_of
-from dcl_processor.operator.backlog import question_of
-from dcl_processor.operator.time_limit import reading
+from dcl_processor.operator.states import question_of
+from dcl_processor.operator.times import reading
 from dcl_processor.options import model_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import Question, order_of

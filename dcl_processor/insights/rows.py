@@ -1,57 +1,61 @@
-"""The rows of a processor, by their state or by their key: what counts, shows and acts alike."""
+"""The rows of a processor: those in a state, those of an error, and what is known of one row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import DateTimeField, F, IntegerField, Model, Q, QuerySet, TextField
+from django.db import connections
+from django.db.models import (
+    DateTimeField,
+    Exists,
+    F,
+    IntegerField,
+    Model,
+    OuterRef,
+    Q,
+    QuerySet,
+    TextField,
+)
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast, Substr
 
 from dcl_processor.insights.answer import TIMEOUT, Answer, Asker, Moment, document_of
-from dcl_processor.insights.held import held
-from dcl_processor.operator import states
-from dcl_processor.operator.backlog import question_of
-from dcl_processor.operator.states import NotRecordedError
+from dcl_processor.keys.columns import column_of
+from dcl_processor.operator.states import (
+    STATES,
+    NotRecordedError,
+    in_state,
+    is_timeless,
+    question_of,
+)
+from dcl_processor.operator.times import utc_text
+from dcl_processor.options.model_columns import own_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
-from dcl_processor.pending.question import Question
+from dcl_processor.pending.question import Question, these
 from dcl_processor.report.errors import masked, printable, shown
 
-__all__ = ["NotRecordedError", "question_of"]
+__all__ = ["STATES", "NotRecordedError", "in_state", "question_of"]
 
-#: The states that rows are counted, shown and filtered by.
-STATES = ("pending", "due", "held", "later", "in_progress", "in_doubt", "given_up")
+#: What a table of rows has.
+COLUMNS = ("key", "since", "attempts", "error")
 
+#: Characters of an error that are read, of the name of its class, and of a statement.
+LONGEST_TEXT, LONGEST_KIND, LONGEST_QUERY = 300, 100, 200
 
-def in_state(
-    name: str, processor: Definition[Any], question: Question[Any], doubt_after: float | None = None
-) -> QuerySet[Any, Any]:
-    """Return the rows that are in one of ``STATES``: none, without a query, if none can be.
-
-    ``doubt_after``: seconds after which a claim is in doubt, at least ``default_age()``. Raises
-    ``NotRecordedError`` where rows may be in the state, but no column shows it.
-    """
-    pending, is_due = question.queryset, processor._due(question.model) or Q()
-    # A worker may be at work on a younger claim: no action takes it, and so it is not counted.
-    age = max(states.default_age(processor), doubt_after or 0.0)
-    match name:
-        case "pending":
-            return pending
-        case "due":  # what a run would try now, if no session has it locked
-            return pending.filter(is_due, ~held(processor, question))
-        case "held":
-            return pending.filter(is_due, held(processor, question))
-        case "later":
-            return pending.filter(states.is_later(processor))
-        case "given_up":
-            return states.given_up(processor, question)
-        case "in_progress":
-            return question.table.filter(states.is_in_progress(processor, question, age))
-        case _:
-            return question.table.filter(states.is_in_doubt(processor, question, age))
+#: Why a row is handled, or not, by the first of these states that it is in.
+REASONS = {
+    "in_progress": "a worker has claimed it, and may be at work",
+    "in_doubt": "it is in doubt: its claim was never settled; requeue it, or mark it as done",
+    "given_up": "it was given up on{error}",
+    "held": "it waits for its key: another row of it is at work, in doubt, or comes first",
+    "later": "its next attempt is at {time}",
+    "due": "the next run takes it, unless another session has locked it",
+    "pending": "it is pending, and no run tries it now",
+}
 
 
 def chosen(
@@ -74,12 +78,6 @@ def chosen(
 
 
 # --- the rows of a state, in pages
-
-#: What a table of rows has.
-COLUMNS = ("key", "since", "attempts", "error")
-
-#: Characters of an error that are read, and those of the name of its class.
-LONGEST_TEXT, LONGEST_KIND = 300, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +116,16 @@ def listed(
     using: str | None = None,
     seconds: float = TIMEOUT,
     doubt_after: float | None = None,
-    kind: str | None = None,
     after: Any = None,
     size: int = 500,
 ) -> Answer[Page]:
     """Return a page of the rows in one of ``STATES``; raises no error.
 
-    ``kind``: only those whose last error is of this class; ``after``: that of the page before.
+    ``after``: that of the page before.
     """
 
     def page(question: Question[Any]) -> Answer[Page]:
-        found = in_state(state, processor, question, doubt_after).using(question.using)
-        found = of_kind(processor, found, kind).order_by("pk")
+        found = in_state(state, processor, question, doubt_after).order_by("pk")
         found = found if after is None else found.filter(pk__gt=after)
         read = list(_shown(processor, state, found)[:size])
         # A filter over a to-many relation gives a row once per match.
@@ -176,6 +172,130 @@ def of_kind(
         raise NotRecordedError("set retry=Retry(…) with last_error, which stores the last error")
     empty, begins = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__startswith": f"{kind}:"})
     return found.filter(Q(**{column: kind}) | (begins if kind else empty))
+
+
+# --- one row
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is known of one row.
+
+    ``reason``: why the next run takes it, or not. ``parts``: whether it is in each of ``STATES``;
+    those that no column shows are left out. ``columns``: those of its retry, its lease, its claim
+    and its key, and that of ``pending_since``. ``locked``: the sessions that have locked it.
+    """
+
+    name: str
+    pk: Any
+    using: str
+    reason: str
+    parts: Mapping[str, bool]
+    columns: Mapping[str, Any]
+    locked: Answer[tuple[str, ...]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return {
+            "name": self.name,
+            "pk": key_text(self.pk),
+            "database": self.using,
+            "reason": self.reason,
+            "parts": dict(self.parts),
+            "columns": {name: document_of(value) for name, value in self.columns.items()},
+            "locked": self.locked.as_dict(),
+        }
+
+
+def show(
+    processor: Definition[Any], pk: Any, *, using: str | None = None, seconds: float = TIMEOUT
+) -> Answer[Row]:
+    """Return what is known of the row with this primary key; an exact ``None``: there is none."""
+    asker = Asker(processor, using, seconds)
+    found = asker.ask(lambda question: Answer(_read(processor, question, pk)))
+    if found.value is None:
+        return Answer(None, found.how, found.why)
+    parts, columns = found.value
+    reason = _reason(processor, parts, columns)
+    locked = asker.ask(lambda question: holders(question, pk))
+    return Answer(Row(processor.name, pk, str(asker.using), reason, parts, columns, locked))
+
+
+def _read(
+    processor: Definition[Any], question: Question[Any], pk: Any
+) -> tuple[dict[str, bool], dict[str, Any]] | None:
+    """Return the row's states, and its columns, by one statement."""
+    since, names, asked = processor.pending_since, own_columns(processor), dict[str, Any]()
+    if isinstance(since, str):
+        names.append(since)
+    if processor.group_by is not None:
+        names.append(column_of(processor, "group_by", question.model))
+    for state in STATES:
+        try:
+            rows = in_state(state, processor, question).order_by()
+        except NotRecordedError:
+            continue
+        asked[f"dcl_{state}"] = Exists(rows.filter(pk=OuterRef("pk")))
+    found = question.table.filter(these([pk])).order_by().annotate(**asked)
+    for columns in found.values(*dict.fromkeys(names), *asked)[:1]:
+        parts = {name.removeprefix("dcl_"): columns.pop(name) for name in asked}
+        error = processor.retry.last_error if processor.retry else None
+        if error is not None:
+            columns[error] = masked(columns[error] or "")
+        return parts, columns
+    return None
+
+
+def _reason(processor: Definition[Any], parts: Mapping[str, bool], columns: Any) -> str:
+    is_in = [name for name in REASONS if parts.get(name)]
+    if not is_in:
+        claimed = "claimed, " if processor.claim is not None and is_timeless(processor) else ""
+        return f"it is not in pending: it is {claimed}done, or does not wait yet"
+    retry: Any = processor.retry
+    at, error = (
+        retry and columns.get(retry.next_attempt_at),
+        retry and columns.get(retry.last_error),
+    )
+    said = f": {shown(error, LONGEST_TEXT)}" if error else ""
+    return REASONS[is_in[0]].format(time=at and utc_text(at), error=said)
+
+
+# --- the sessions that have locked a row, as PostgreSQL's own tables show them, without a lock
+
+# A row keeps, in its system column xmax, the transaction that locked or changed it last, and
+# pg_locks has each transaction that is still open. A lock that several sessions share, or that a
+# savepoint took which was released since, is not found. A session counts only if it has locked rows
+# of the table, because the number of several sessions that share a lock may be that of another
+# transaction. The rest of a session is hidden from roles without pg_read_all_stats.
+_HOLDERS = """
+SELECT activity.pid, application_name, usename, state, xact_start, query
+FROM pg_locks AS held JOIN pg_stat_activity AS activity USING (pid)
+WHERE held.transactionid = %s::xid AND held.mode = 'ExclusiveLock' AND EXISTS (
+    SELECT FROM pg_locks AS locks WHERE locks.pid = held.pid AND locks.relation = %s::regclass
+)
+"""
+
+
+def holders(question: Question[Any], pk: Any) -> Answer[tuple[str, ...]]:
+    """Return the sessions that have locked a row now, each as people read it."""
+    connection = connections[question.using]
+    if connection.vendor != "postgresql":
+        return Answer(
+            None, "not recorded", f"{connection.display_name} does not show who locks a row"
+        )
+    table = connection.ops.quote_name(question.model._meta.db_table)
+    xmax = RawSQL(f"{table}.xmax::text", [], output_field=TextField())  # noqa: S611  # a constant
+    marks = question.table.filter(these([pk])).order_by().values_list(xmax, flat=True)
+    with connection.cursor() as cursor:
+        cursor.execute(_HOLDERS, [marks.first(), table])
+        return Answer(tuple(_named(*columns) for columns in cursor.fetchall()))
+
+
+def _named(pid: int, name: str, role: str, *rest: Any) -> str:
+    state, since, query = rest
+    when = since and f"since {utc_text(since)}"
+    words = [f"pid {pid}", name, f"role {role}", state, when, query[:LONGEST_QUERY]]
+    return ", ".join(shown(each) for each in words if each)
 
 
 # --- primary keys as operators write and read them; a composite one is JSON, such as [3, 4]

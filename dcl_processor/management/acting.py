@@ -33,10 +33,10 @@ from dcl_processor.management.command_line import (
 )
 from dcl_processor.management.output import Output
 from dcl_processor.operator import actions
+from dcl_processor.operator.actions import Choice, Write, Written
 from dcl_processor.operator.diagnosis import explain, one_line
 from dcl_processor.operator.states import NotRecordedError
-from dcl_processor.operator.time_limit import reading
-from dcl_processor.operator.writes import Choice, Write, Written
+from dcl_processor.operator.times import reading
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor

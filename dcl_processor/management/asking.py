@@ -90,7 +90,7 @@ def _ask(
     only: Sequence[str] | None = None,
 ) -> list[Status]:
     from dcl_processor.insights import status as insights  # not for a run
-    from dcl_processor.operator.backlog import MOST
+    from dcl_processor.insights.status import MOST
 
     ask = partial(
         insights.status,
@@ -198,7 +198,7 @@ def _add_row(parser: CommandParser) -> None:
 
 
 def _show(options: dict[str, Any], output: Output) -> None:
-    from dcl_processor.insights import row as insights  # not for a run
+    from dcl_processor.insights import rows as insights  # not for a run
     from dcl_processor.insights.rows import key_text
 
     (processor,) = choose([options["name"]])

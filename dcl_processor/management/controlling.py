@@ -28,8 +28,7 @@ from dcl_processor.management.command_line import (
 )
 from dcl_processor.management.output import Output
 from dcl_processor.operator.diagnosis import one_line
-from dcl_processor.operator.time_limit import reading
-from dcl_processor.operator.times import utc_text
+from dcl_processor.operator.times import reading, utc_text
 from dcl_processor.report.errors import printable
 
 if TYPE_CHECKING:

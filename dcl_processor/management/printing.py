@@ -13,8 +13,7 @@ from dcl_processor.report.errors import escaped, printable
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer
     from dcl_processor.insights.explanation import Explanation
-    from dcl_processor.insights.row import Row
-    from dcl_processor.insights.rows import Listed
+    from dcl_processor.insights.rows import Listed, Row
     from dcl_processor.insights.status import Status
     from dcl_processor.processor import BatchProcessor
 
@@ -59,12 +58,12 @@ def answer(found: Answer[Any], name: str = "") -> str:
     value = found.value
     if value is None:
         return found.missing or "none"
+    more = "+" if found.how == "more than" else ""
     if hasattr(value, "at"):
-        return f"{utc_text(value.at)} ({span(value.seconds)} ago)"
+        return f"{utc_text(value.at)} ({span(value.seconds)}{more} ago)"
     if name == "time_left":
         return span(value)
-    text = f"{value:,.1f}" if name == "rate" else f"{value:,}"
-    return f"{text}+" if found.how == "more than" else text
+    return f"{value:,.1f}" if name == "rate" else f"{value:,}{more}"
 
 
 def _cell(found: Answer[Any], name: str) -> str:
@@ -72,7 +71,7 @@ def _cell(found: Answer[Any], name: str) -> str:
     if found.value is None:
         return "?" if found.how == "unknown" else "-"
     if name == "oldest":
-        return span(found.value.seconds)
+        return f"{span(found.value.seconds)}{'+' if found.how == 'more than' else ''}"
     return answer(found, name)
 
 

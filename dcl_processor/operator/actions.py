@@ -1,27 +1,38 @@
-"""What an operator does with rows that are in doubt, or were given up."""
+"""What an operator does with rows that are in doubt, or were given up.
+
+The rows are chosen first, and then written to, each under its lock, if they still are as they were
+when they were chosen.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+from django.db import DatabaseError
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.engine.bookkeeping import with_cleared_retry
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.operator import states
-from dcl_processor.operator.states import claimed, default_age, is_pending
-from dcl_processor.operator.writes import Need, Write, Written
+from dcl_processor.operator.states import default_age, flag, is_claimed, is_pending, question_of
+from dcl_processor.operator.times import time_limit
 from dcl_processor.options.kinds import Delivery
-from dcl_processor.options.model_columns import check_columns
+from dcl_processor.options.model_columns import check_columns, written_columns
 from dcl_processor.options.options import Definition
-from dcl_processor.pending.question import Question, ask
+from dcl_processor.pending import steady as time
+from dcl_processor.pending.question import Question, these
+from dcl_processor.pending.scan import WINDOW
 from dcl_processor.report.dry_run import MOST_COUNTED, counted
 from dcl_processor.report.outcomes import Discard
 from dcl_processor.report.values import TEN_YEARS, Values, expect_seconds
+from dcl_processor.sql import isolation, steps
+from dcl_processor.sql.errors import is_contention, is_statement_timeout
+from dcl_processor.sql.session import Session
 
 logger = logging.getLogger("dcl_processor")
 
@@ -30,6 +41,9 @@ SHOWN = 5
 
 #: Seconds that the statements of an action may take together, such as for a lock of the table.
 LONGEST = 10.0
+
+#: Why a row that was chosen is left all the same.
+CHANGED, LOCKED = "changed since the choice", "locked by other sessions, or deleted"
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
@@ -41,19 +55,19 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
         )
     _expect_claim(processor, "in_doubt")
     expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
-    question = _question(processor)
+    question = question_of(processor)
     doubtful = states.is_in_doubt(processor, question, older_than)
     return question.table.filter(doubtful).order_by(processor.claimed_at or "pk", "pk")
 
 
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
     """Return the rows that a worker has claimed or leased, the longest-held first."""
-    held, since, lease = claimed(processor), processor.claimed_at, processor.lease
+    held, since, lease = states.claimed(processor), processor.claimed_at, processor.lease
     if lease is None:
         _expect_claim(processor, "in_progress")
     else:
         held, since = held & lease.alive(), since or lease.field
-    return _question(processor).table.filter(held).order_by(since or "pk", "pk")
+    return question_of(processor).table.filter(held).order_by(since or "pk", "pk")
 
 
 def _expect_claim(processor: Definition[Any], method: str) -> None:
@@ -79,7 +93,7 @@ def doubts(processor: Definition[Any], using: str | None = None) -> tuple[int, s
     )
 
 
-# --- what is written
+# --- the three actions
 
 
 def to_mark_done(
@@ -89,13 +103,12 @@ def to_mark_done(
     *,
     force: bool = False,
 ) -> Write:
-    """Return what ``mark_done()`` writes, and to which rows; ``force``: to all without a lease."""
-    question = _question_of(processor, rows, "mark_done")
+    """Return what ``mark_done()`` writes, and to which rows."""
+    question = _question(processor, rows, "mark_done")
     flip = _values(processor, "mark_done", "done", values, question.model)
-    stuck = states.is_given_up(processor, question) | _held(processor, question)
-    needs = [*may_be_at_work(processor, question), ("neither claimed nor given up", stuck)]
-    done = with_cleared_retry(processor, flip)
-    return Write(processor, question, rows, "mark_done", [] if force else needs, done)
+    stuck = is_claimed(processor, question) | states.is_given_up(processor, question)
+    need, done = ("neither claimed nor given up", stuck), with_cleared_retry(processor, flip)
+    return Write(processor, question, rows, "mark_done", need=need, values=done, force=force)
 
 
 def to_requeue(
@@ -108,20 +121,15 @@ def to_requeue(
             f"{processor.name}: expected reset=… for requeue(), got a processor without reset; set "
             "it to the values that put a row back into pending."
         )
-    question = _question_of(processor, rows, "requeue")
-    needs: list[Need] = []
+    question = _question(processor, rows, "requeue")
+    waits = is_pending(question)
     if processor.reset is None:
-        needs.append(("not in pending: set reset=… to put it back", is_pending(question)))
-    if not force:
-        # Race: double claim. Under its lock, because a worker may have settled the row meanwhile:
-        # a paid charge that is put back is paid twice, and so is one that is being paid now.
-        why = "done, or not waiting yet; force puts it back, and repeats its effect"
-        needs += [
-            *may_be_at_work(processor, question),
-            (why, states.unsettled(processor, question)),
-        ]
+        need, force = ("not in pending: set reset=… to put it back", waits), False
+    else:
+        waits |= is_claimed(processor, question) | states.is_given_up(processor, question)
+        need = "done, or not waiting yet; force puts it back, and repeats its effect", waits
     reset = with_cleared_retry(processor, put_back)
-    return Write(processor, question, rows, "requeue", needs, reset)
+    return Write(processor, question, rows, "requeue", need=need, values=reset, force=force)
 
 
 def to_discard(
@@ -133,17 +141,15 @@ def to_discard(
     force: bool = False,
 ) -> Write:
     """Return what ``discard()`` writes, and to which rows."""
-    question = _question_of(processor, rows, "discard")
+    question = _question(processor, rows, "discard")
     dead_letter = _values(processor, "discard", "failed", values, question.model)
     retry = processor.retry
     if retry is not None:
         noted = retry.given_up(Discard(reason), 0, question.model)
         noted.pop(retry.attempts, None)  # no attempt was made
         dead_letter = {**noted, **dead_letter}
-    needs = [] if force else may_be_at_work(processor, question)
-    waits = is_pending(question) | _held(processor, question)
-    needs.append(("neither pending nor claimed", waits))
-    return Write(processor, question, rows, "discard", needs, dead_letter)
+    need = "neither pending nor claimed", is_pending(question) | is_claimed(processor, question)
+    return Write(processor, question, rows, "discard", need=need, values=dead_letter, force=force)
 
 
 def values_to_put_back(processor: Definition[Any]) -> Values | None:
@@ -157,49 +163,11 @@ def values_to_put_back(processor: Definition[Any]) -> Values | None:
     return None if is_hidden or processor._has_dead_letter else {}
 
 
-def may_be_at_work(processor: Definition[Any], question: Question[Any]) -> list[Need]:
-    """Return the need that a claim without a lease is old enough for its worker to be gone."""
-    young, age = states.is_young(processor, question), default_age(processor)
-    why = f"claimed less than {age:g} s ago: a worker may be at work; use force"
-    return [] if young is states.NONE else [(why, ~young)]
-
-
-def act(write: Write) -> int:
-    """Write to the rows that meet the needs, and warn of the others; return how many were."""
-    choice, written = write.choose(), Written()
-    write.to_free(choice.rows, written, seconds=LONGEST)
-    for error in written.failed.values():
-        raise error
-    for why, pks in {**choice.left, **written.left()}.items():
-        _warn(write, pks, why)
-    return len(written.written)
-
-
-def _warn(write: Write, pks: Sequence[Any], why: str) -> None:
-    logger.warning(
-        "%s: %s() left rows as they are, %d of them (%s%s): %s.",
-        *(write.processor.name, write.method, len(pks)),
-        *(", ".join(map(repr, pks[:SHOWN])), ", …" if len(pks) > SHOWN else "", why),
-    )
-
-
-def _held(processor: Definition[Any], question: Question[Any]) -> Q:
-    """Recognise a row that a claim keeps from being handled."""
-    unleased = states.is_unleased(processor, question)
-    return unleased if processor.claim is None else claimed(processor) | unleased
-
-
 def _values(
     processor: Definition[Any], method: str, option: str, values: Any, model: type[Model]
 ) -> Values:
     """Return the values of the option that take a row out of ``pending``, and the operator's."""
-    own: Values = getattr(processor, option) or {}
-    given = {} if values is None else values
-    if not isinstance(given, Mapping):
-        raise InvalidOption(
-            f"{processor.name}: expected {method}()'s values to be a mapping of column names to "
-            f"values, such as {{'sent': True}}, got {values!r}."
-        )
+    own, given = getattr(processor, option) or {}, values or {}
     # A row that keeps its claim, and not the claim's time, would be in no state.
     if not own and not (given and given.keys() >= {*(processor.claim or ())}):
         raise InvalidOption(
@@ -217,20 +185,155 @@ def _values(
     return {**own, **given}
 
 
-def _question_of(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
+def _question(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
     """Return the question on the rows' alias; refuse rows that are not the processor's."""
-    question = _question(processor)
-    model = question.model
-    ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
+    question = question_of(processor, getattr(rows, "_db", None))  # .db would ask the router
+    ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is question.model
     if not ours or rows.query.is_sliced:
         raise InvalidOption(
-            f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
-            f"without a slice, got {type(rows).__name__}; for one row write …objects.filter(pk=…)."
+            f"{processor.name}: expected {method}() to take a queryset of "
+            f"{question.model._meta.label} without a slice, got {type(rows).__name__}; for one row "
+            "write …objects.filter(pk=…)."
         )
-    named: Any = rows
-    chosen = named._db  # noqa: SLF001  # .db would ask the router
-    return replace(question, using=chosen or question.using)
+    return question
 
 
-def _question(processor: Definition[Any]) -> Question[Any]:
-    return ask(processor.pending, label=processor.name, using=processor.using)
+def act(write: Write) -> int:
+    """Write to the rows that meet the needs, and warn of the others; return how many were."""
+    choice, written = write.choose(), Written()
+    write.to_free(choice.rows, written, seconds=LONGEST)
+    for why, pks in {**choice.left, **written.left()}.items():
+        logger.warning(
+            "%s: %s() left rows as they are, %d of them (%s%s): %s.",
+            *(write.processor.name, write.method, len(pks)),
+            *(", ".join(map(repr, pks[:SHOWN])), ", …" if len(pks) > SHOWN else "", why),
+        )
+    return len(written.written)
+
+
+# --- their one writer
+
+#: A row as it was seen: the columns that processors write, and last, whether it was pending.
+Seen = Sequence[Any]
+
+
+@dataclass(slots=True)
+class Choice:
+    """The rows that are to be written to, as they were seen, and by reason the keys of others."""
+
+    rows: dict[Any, Seen] = field(default_factory=dict)
+    left: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Written:
+    """The rows by what became of them: written, changed since they were chosen, or locked."""
+
+    written: list[Any] = field(default_factory=list)
+    changed: list[Any] = field(default_factory=list)
+    locked: list[Any] = field(default_factory=list)
+
+    def left(self) -> dict[str, list[Any]]:
+        """Return the keys of the rows that were not written to, by reason."""
+        found = {CHANGED: self.changed, LOCKED: self.locked}
+        return {why: pks for why, pks in found.items() if pks}
+
+
+class Write:
+    """What an action writes, and to which rows.
+
+    ``rows``: those of the operator; ``method``: that of the processor for the action; ``need``:
+    why a row is left, unless by ``force``, and the condition under which it is not.
+    """
+
+    def __init__(
+        self,
+        processor: Definition[Any],
+        question: Question[Any],
+        rows: QuerySet[Any, Any],
+        method: str,
+        *,
+        need: tuple[str, Q],
+        values: Values,
+        force: bool,
+    ) -> None:
+        self.processor, self.method = processor, method
+        self._question, self._rows = question, rows.using(question.using)
+        lease, age = processor.lease, default_age(processor)
+        times = [processor.claimed_at, lease.field if lease else None]
+        self._values = {**dict.fromkeys(filter(None, times)), **values}
+        # Race: double claim. A row that was put back may have failed since, with as many attempts.
+        self._columns = written_columns(processor, question.model)
+        # Race: lost lease that writes. A worker that is at work on the row would settle nothing,
+        # and another worker would handle the row at the same time.
+        self._needs = [("leased by a worker", lease.free())] if lease else []
+        if not force:
+            # Race: double claim. Under its lock, because a worker may have settled the row
+            # meanwhile: a paid charge that is put back is paid twice, and so is one that is being
+            # paid now.
+            young = f"claimed less than {age:g} s ago: a worker may be at work; use force"
+            self._needs += [(young, ~states.is_young(processor, question)), need]
+
+    def choose(self) -> Choice:
+        """Read which of the rows meet the needs, and what they are now; locks nothing."""
+        choice = Choice()
+        for pk, (why, seen) in self._look(self._rows.order_by("pk")).items():
+            if why:
+                choice.left.setdefault(why, []).append(pk)
+            else:
+                choice.rows[pk] = seen
+        return choice
+
+    def to_free(self, chosen: Mapping[Any, Seen], written: Written, *, seconds: float) -> None:
+        """Write to those of the chosen rows that are free, and leave the others.
+
+        Each chunk of rows is a transaction, which passes over rows that other sessions have locked;
+        an error of the database rolls it back, and is raised. ``seconds``: the time that all
+        statements together may take, for example because the table is locked. ``written`` has what
+        is committed, also after an error.
+        """
+        question, name = self._question, self.processor.name
+        isolation.refuse_outer_transaction(question.using, name, f"{self.method}()")
+        pks, end = [*chosen], time.monotonic() + seconds
+        for some in (pks[at : at + WINDOW] for at in range(0, len(pks), WINDOW)):
+            write = steps.Write(self._values, some, asks=self.method != "requeue")
+            done: Seen = ()
+            free: Seen = ()
+            try:
+                limit = time_limit(question.using, end - time.monotonic())
+                with isolation.read_committed(question.using), limit:
+                    session, still = Session(question.using, name), partial(self._still, chosen)
+                    done, free = session.change(question, write, still)
+            except DatabaseError as error:
+                if not (is_contention(error) or is_statement_timeout(error)):
+                    raise
+            # The transaction is committed.
+            written.written += done
+            written.changed += [pk for pk in free if pk not in done]
+            written.locked += [pk for pk in some if pk not in free]
+
+    def _still(self, chosen: Mapping[Any, Seen], pks: Sequence[Any]) -> list[Any]:
+        """Return those of the rows that meet the needs, and are as they were seen.
+
+        Another operator may have put a row back, so that it is in the same state again. A row that
+        was pending has to be so still: of a flip that is a function, no column is known. One that
+        was not may be so since, because its time has come.
+        """
+        now, same = self._look(self._rows.order_by().filter(these(pks))), []
+        for pk in pks:
+            why, (*found, is_pending) = now.get(pk, (CHANGED, [False]))
+            *before, was_pending = chosen[pk]
+            if not why and found == before and is_pending >= was_pending:
+                same.append(pk)
+        return same
+
+    def _look(self, rows: QuerySet[Any, Any]) -> dict[Any, tuple[str, Seen]]:
+        """Return why each row is left, empty: it meets all needs; and what it is now."""
+        added = {f"dcl_need_{at}": flag(need) for at, (_, need) in enumerate(self._needs)}
+        added = {"dcl_pending": flag(is_pending(self._question)), **added}
+        size, found = len(self._columns) + 1, {}
+        for pk, *read in rows.annotate(**added).values_list("pk", *self._columns, *added):
+            are_met = zip(self._needs, read[size:], strict=True)
+            why = next((why for (why, _), is_met in are_met if not is_met), "")
+            found[pk] = why, read[:size]
+        return found

@@ -5,7 +5,6 @@ Defining a processor has no side effect; this module makes it known to the comma
 
 from __future__ import annotations
 
-import difflib
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -49,25 +48,21 @@ class Broken:
         )
 
 
-def find(app_configs: Iterable[AppConfig] | None = None) -> list[Found]:
-    """Return the processors of the apps (default: all installed), each once, in their order.
-
-    An app without a ``processors.py`` has none. Errors from the import of one are not caught.
-    """
-    configs = apps.get_app_configs() if app_configs is None else app_configs
-    return _each_once(found for config in configs for found in _of(config))
-
-
 def survey(app_configs: Iterable[AppConfig]) -> tuple[list[Found], list[Broken]]:
-    """Return the processors of the apps, and the apps whose module cannot be imported."""
-    found: list[Found] = []
+    """Return the processors of the apps, each once, and the apps that cannot be imported.
+
+    An app without a ``processors.py`` has none.
+    """
+    first: dict[int, Found] = {}
     left_out: list[Broken] = []
     for config in app_configs:
         try:
-            found += find([config])
+            # The same instance may have several names, and be imported into other apps' modules.
+            for each in [*_of(config)]:
+                first.setdefault(id(each.processor), each)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the other apps can run
             left_out.append(Broken(config.name, error))
-    return _each_once(found), left_out
+    return [*first.values()], left_out
 
 
 def broken() -> list[Broken]:
@@ -82,29 +77,27 @@ def processors() -> dict[str, BatchProcessor[Any]]:
     """
     by_name: dict[str, Found] = {}
     for each in survey(apps.get_app_configs())[0]:
-        first = by_name.setdefault(each.processor.name, each)
+        name = each.processor.name
+        first = by_name.setdefault(name, each)
         if first is not each:
-            raise InvalidOption(shared_name(first, each))
+            raise InvalidOption(
+                f"expected processors to have different names, got {name!r} for both "
+                f"{first.place} and {each.place}; set name= on one of them."
+            )
     return {name: found.processor for name, found in by_name.items()}
 
 
 def get(names: Iterable[str]) -> list[BatchProcessor[Any]]:
     """Return the processors of these names, each once; raise ``UnknownProcessor`` for others."""
-    known = processors()
-    wanted = list(dict.fromkeys(names))
+    known, wanted = processors(), dict.fromkeys(names)
     for name in wanted:
         if name not in known:
-            left_out = "".join(f" Also: {each}" for each in broken())
-            raise UnknownProcessor(_unknown(name, list(known)) + left_out)
+            raise UnknownProcessor(
+                f"expected the name of a processor, one of {', '.join(known) or 'none'}, got "
+                f"{name!r}; processors are those in the {MODULE}.py of an app in INSTALLED_APPS."
+                + "".join(f" Also: {each}" for each in broken())
+            )
     return [known[name] for name in wanted]
-
-
-def shared_name(first: Found, second: Found) -> str:
-    """Return a message that two processors have one name, and how to fix it."""
-    return (
-        f"expected processors to have different names, got {first.processor.name!r} for both "
-        f"{first.place} and {second.place}; set name= on one of them."
-    )
 
 
 def _of(config: AppConfig) -> Iterator[Found]:
@@ -118,33 +111,11 @@ def _of(config: AppConfig) -> Iterator[Found]:
     finally:
         importing.reset(token)
     for name, value in list(vars(module).items()):
-        if isinstance(value, BatchProcessor):
-            _refuse_unfinished(value)
-            yield Found(value, f"{path}.{name}")
-
-
-def _each_once(found: Iterable[Found]) -> list[Found]:
-    first: dict[int, Found] = {}
-    for each in found:
-        # The same instance may have several names, and be imported into other apps' modules.
-        first.setdefault(id(each.processor), each)
-    return [*first.values()]
-
-
-def _refuse_unfinished(processor: BatchProcessor[Any]) -> None:
-    if not hasattr(processor, "_identity"):
-        raise InvalidOption(
-            f"expected {type(processor).__name__}.__init__() to call super().__init__(), which "
-            "checks the options, got a processor without them."
-        )
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    # Users often leave the app label out.
-    short = {each.rpartition(".")[2]: each for each in known}
-    close = difflib.get_close_matches(name, [*known, *short], n=1)
-    guess = f"processors are those in the {MODULE}.py of an app in INSTALLED_APPS."
-    if close:
-        guess = f"did you mean {short.get(close[0], close[0])}?"
-    names = ", ".join(known) or "none"
-    return f"expected the name of a processor, one of {names}, got {name!r}; {guess}"
+        if not isinstance(value, BatchProcessor):
+            continue
+        if not hasattr(value, "_identity"):
+            raise InvalidOption(
+                f"expected {type(value).__name__}.__init__() to call super().__init__(), which "
+                "checks the options, got a processor without them."
+            )
+        yield Found(value, f"{path}.{name}")

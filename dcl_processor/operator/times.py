@@ -1,12 +1,15 @@
-"""Times and durations, as people read and write them."""
+"""Times as people read and write them, and the time that a question may take."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from django.db import connections, transaction
 from django.utils import timezone
 
 from dcl_processor.report.exceptions import InvalidOption
@@ -16,6 +19,9 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": DAY}
 
 #: Seconds.
 LONGEST_BACKOFF = 60.0
+
+#: Milliseconds: 0 would be no limit, and more than an ``int`` of 32 bits is refused.
+_LEAST, _MOST = 1, 2**31 - 1
 
 Time = TypeVar("Time", bound=datetime | None)
 
@@ -62,3 +68,44 @@ def backoff(failures: int) -> float:
     """
     longest: float = min(2.0 ** min(failures - 1, 16), LONGEST_BACKOFF)
     return longest * random.uniform(0.5, 1)  # noqa: S311  # no secret
+
+
+# --- limits of time that the database itself enforces
+
+
+@contextmanager
+def reading(using: str, seconds: float) -> Iterator[None]:
+    """Limit each statement of a block that only reads.
+
+    The limit is the server's own, because a client that gives up leaves its statement running. A
+    statement that takes longer raises an error that ``is_statement_timeout()`` recognises. On
+    PostgreSQL the block is a transaction, or a savepoint, and its rollback ends the limit. SQLite
+    has no limit, and gets no transaction, which may begin with its write lock; nor has MySQL.
+    """
+    has_block = connections[using].vendor == "postgresql"
+    with transaction.atomic(using=using) if has_block else nullcontext():
+        with time_limit(using, seconds):
+            yield
+        if has_block:
+            transaction.set_rollback(True, using=using)
+
+
+@contextmanager
+def time_limit(using: str, seconds: float) -> Iterator[None]:
+    """Limit each statement of the block; on PostgreSQL until the end of its transaction."""
+    connection: Any = connections[using]
+    milliseconds = round(min(max(seconds * 1000, _LEAST), _MOST))
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL statement_timeout = {milliseconds}")
+        yield
+    elif connection.vendor == "mysql" and connection.mysql_is_mariadb:
+        limit = f"SET STATEMENT max_statement_time = {milliseconds / 1000:.3f} FOR"
+
+        def limited(execute: Any, sql: str, *arguments: Any) -> Any:
+            return execute(f"{limit} {sql}", *arguments)
+
+        with connection.execute_wrapper(limited):
+            yield
+    else:
+        yield

@@ -21,17 +21,13 @@ _IN_TRANSACTION = 1568
 _IDLE, _LOST = 0, 4
 
 
-class ReadCommitted(transaction.Atomic):
-    """The block of a transaction that was begun at READ COMMITTED."""
-
-
 def begin(using: str) -> Any:
     """Open a transaction at READ COMMITTED; return its block of ``atomic()``.
 
     Inside Django's ``TestCase`` it is a savepoint, and the isolation level stays as it is.
     """
     connection: Any = connections[using]
-    block = ReadCommitted(using, savepoint=True, durable=True)
+    block = transaction.Atomic(using, savepoint=True, durable=True)
     if connection.in_atomic_block:
         block.__enter__()
         return block
@@ -77,42 +73,15 @@ def in_test_case(connection: Any) -> bool:
     return any(getattr(each, "_from_testcase", False) for each in connection.atomic_blocks[:1])
 
 
-def refuse_old_snapshot(using: str, label: str) -> None:
-    """Raise inside a transaction whose reads do not see what others have committed since it began.
-
-    Of an operator's writes, which may be inside a transaction of the caller's.
-    """
-    connection: Any = connections[using]
-    # MariaDB before 11.1 has another name than MySQL.
-    asked = {
-        "mysql": "SHOW VARIABLES LIKE 't%_isolation'",
-        "postgresql": "SHOW transaction_isolation",
-    }
-    blocks = connection.atomic_blocks
-    is_own = any(isinstance(each, ReadCommitted) for each in blocks[:1])
-    if not blocks or is_own or in_test_case(connection) or connection.vendor not in asked:
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(asked[connection.vendor])
-        level = str(cursor.fetchone()[-1]).upper().replace("-", " ")
-    if level != "READ COMMITTED":
-        raise InsideTransaction(
-            f"{label}: expected a transaction at READ COMMITTED around requeue(), mark_done() and "
-            "discard(), in which they see what workers have committed, got one inside "
-            f"transaction.atomic() at {level} on {using!r}; call them after the block, or set "
-            "isolation_level to 'read committed' in OPTIONS."
-        )
-
-
-def refuse_outer_transaction(using: str, label: str) -> None:
-    """Raise unless each row can be committed separately."""
+def refuse_outer_transaction(using: str, label: str, what: str = "a run") -> None:
+    """Raise unless each row can be committed separately; ``what`` would do it."""
     connection = connections[using]
     if connection.in_atomic_block:
         if not any(
             getattr(each, "_from_testcase", False) for each in connection.atomic_blocks[-1:]
         ):
             raise InsideTransaction(
-                f"{label}: expected a run outside any transaction, because each row is committed "
+                f"{label}: expected {what} outside any transaction, because each row is committed "
                 f"separately, got one inside transaction.atomic() on {using!r}; start it after the "
                 "block, or in transaction.on_commit()."
             )

@@ -15,8 +15,8 @@ from django.db import connections
 from django.db.models import Model, Q
 
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.insights.row import show
-from dcl_processor.operator.backlog import question_of
+from dcl_processor.insights.rows import show
+from dcl_processor.operator.states import question_of
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db import transaction
-
-from sample_app.shop.models import Payment
 from sample_app.shop.payment_gateway import PaymentGateway
 from sample_app.shop.processors import capture_payments
 
@@ -31,12 +28,10 @@ def resolve_doubts(gateway: PaymentGateway, *, older_than: float) -> Iterator[An
     for payment in doubtful.select_related("order"):
         number = payment.order.number
         charge_id = gateway.find_charge(number)
-        with transaction.atomic():
-            # The gateway has answered, so that the claim need not be a minute old.
-            if charge_id is None:
-                capture_payments.requeue(doubtful.filter(pk=payment.pk), force=True)
-            else:
-                row = Payment.objects.filter(pk=payment.pk)
-                row.update(charge_id=charge_id)
-                capture_payments.mark_done(row, force=True)
+        row = doubtful.filter(pk=payment.pk)
+        # The gateway has answered, so that the claim need not be a minute old.
+        if charge_id is None:
+            capture_payments.requeue(row, force=True)
+        else:
+            capture_payments.mark_done(row, values={"charge_id": charge_id}, force=True)
         yield Answer(number, payment.amount, charge_id)

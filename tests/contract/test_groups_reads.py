@@ -9,7 +9,7 @@ import pytest
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dcl_processor.insights.row import Row, show
+from dcl_processor.insights.rows import Row, show
 from tests.contract.support import errands as the
 from tests.contract.support.errands import elsewhere, ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.db.models.expressions import Exists, RawSQL
+from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Retry
 from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.operator import actions
-from dcl_processor.operator.actions import to_mark_done, to_requeue
-from dcl_processor.operator.writes import Written
+from dcl_processor.operator.actions import Written, to_mark_done, to_requeue
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, connected, time_limits, uncommitted
-from tests.contract.support.temporary import execute
-from tests.models import Errand, Parcel
+from tests.contract.support.sessions import before_statement, time_limits, uncommitted
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -92,20 +90,6 @@ def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCapture
     assert not the.state(paid)["claimed"]
 
 
-def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Another worker would charge it at the same time."""
-    young, old = (as_a_killed_process_leaves_it(minutes=minutes) for minutes in (0, 10))
-    run = processor()
-    assert run.requeue(Errand.objects.all()) == 1
-    assert the.state(young)["claimed"]
-    assert the.untouched(old)
-    said = f"1 of them ({young.pk}): claimed less than 60 s ago"
-    assert [said in line for line in caplog.messages] == [True]
-    assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
-
-
 def leasing(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
     """Make a processor with a lease, which has all three actions."""
     given = {
@@ -154,6 +138,15 @@ def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(ac
         assert getattr(run, act)(Errand.objects.all()) == 1
     assert the.state(row)["leased_until"]
     assert not the.state(other)["leased_until"]
+
+
+@each_action
+def test_force_takes_a_row_whatever_its_state(act: str) -> None:
+    row = Errand.objects.create(claimed=True, done=True, dead=True)
+    run = processor(failed={"dead": True, "done": False})
+    assert getattr(run, act)(Errand.objects.all(), force=True) == 1
+    said = the.state(row)
+    assert (said["claimed"], said["done"]) == (act != "requeue", act != "discard")
 
 
 @each_action
@@ -311,19 +304,15 @@ def test_a_row_that_was_put_back_and_failed_again_is_left(again: dict[str, Any])
 HAS_ROW_LOCKS = connection.features.has_select_for_update
 
 
-def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() -> None:
-    Errand.objects.create(code="taken")
+def test_values_that_the_database_refuses_are_written_to_no_row_and_the_session_is_as_before() -> (
+    None
+):
     rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-    run = processor(reset={"claimed": False, "code": "new"})
-    write = to_requeue(run, run.in_doubt(older_than=60))
-    written, before = Written(), time_limits()
-    write.to_free(write.choose().rows, written, seconds=7)
-    first, *others = (row.pk for row in rows)
-    assert (written.written, written.changed, written.locked) == ([first], [], [])
-    assert list(written.failed) == others
-    assert all(isinstance(error, IntegrityError) for error in written.failed.values())
+    run, before = processor(reset={"claimed": False, "code": "new"}), time_limits()
+    with pytest.raises(IntegrityError):
+        run.requeue(run.in_doubt(older_than=60))
     assert time_limits() == before
-    assert [the.state(row)["claimed"] for row in rows] == [False, True, True]
+    assert [the.state(row)["claimed"] for row in rows] == [True, True, True]
     assert the.state(rows[1])["claimed_at"]
 
 
@@ -344,60 +333,14 @@ def test_a_row_that_stays_locked_is_left_and_named(
 # --- inside a transaction of the caller's
 
 
-if connection.vendor == "postgresql":
-
-    @each_action
-    def test_an_older_snapshot_of_other_tables_is_refused(act: str) -> None:
-        """The row itself has not changed since, so that PostgreSQL would lock it."""
-        row = Errand.objects.create(claimed=True, claimed_at=timezone.now(), done=False)
-        parcel, asked = Parcel.objects.create(), Exists(Parcel.objects.filter(sent=False))
-        run = processor(pending=lambda: Errand.objects.filter(asked, done=False, claimed=False))
-        words = r"expected a transaction at READ COMMITTED .* at REPEATABLE READ on 'default'"
-        with transaction.atomic():
-            execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            assert Errand.objects.filter(claimed=True).exists()  # the snapshot
-            the.elsewhere(lambda: Parcel.objects.filter(pk=parcel.pk).update(sent=True))
-            with pytest.raises(InsideTransaction, match=words):
-                getattr(run, act)(Errand.objects.all())
-        row.refresh_from_db()
-        assert (row.done, row.claimed, row.dead) == (False, True, False)
-
-
-if connection.vendor == "mysql":
-    REPEATABLE = {"isolation_level": "repeatable read"}
-
-    @each_action
-    def test_an_older_snapshot_is_refused_and_nothing_is_written(act: str) -> None:
-        """The worker has settled the row since, which the check under the lock would not see."""
-        row = as_a_killed_process_leaves_it(minutes=10)
-        run = processor()
-        words = (
-            r"expected a transaction at READ COMMITTED around requeue\(\), mark_done\(\) and "
-            r"discard\(\), .* at REPEATABLE READ on 'default'; call them after the block"
-        )
-        with connected(REPEATABLE):
-            with transaction.atomic():
-                rows = Errand.objects.filter(pk=row.pk)
-                assert rows.get().claimed_at  # the snapshot
-                settled = {"done": True, "claimed_at": None}
-                the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**settled))
-                with pytest.raises(InsideTransaction, match=words):
-                    getattr(run, act)(rows)
-            assert (the.state(row)["done"], the.state(row)["claimed"]) == (True, True)
-            # Outside, it has a transaction of its own, at the level that it needs.
-            assert run.requeue(Errand.objects.all(), force=True) == 1
-
-    def test_a_handler_in_a_transaction_of_the_run_may_act() -> None:
-        """The run has begun it at READ COMMITTED, which the session's level does not show."""
-        row, other = Errand.objects.create(), as_a_killed_process_leaves_it(minutes=10)
-        put_back = processor()
-
-        def handle(row: Errand) -> None:
-            assert put_back.requeue(Errand.objects.filter(pk=other.pk)) == 1
-
-        with connected(REPEATABLE):
-            assert_run(the.transactional(handle)(filter=the.only(row)), processed=1)
-        assert the.untouched(other)
+@each_action
+def test_an_action_in_a_transaction_is_refused_and_nothing_is_written(act: str) -> None:
+    """Its snapshot may be older than what a worker has committed since."""
+    row = as_a_killed_process_leaves_it(minutes=10)
+    words = rf"expected {act}\(\) outside any transaction, because each row is committed separately"
+    with pytest.raises(InsideTransaction, match=words), transaction.atomic():
+        getattr(processor(), act)(Errand.objects.all())
+    assert the.state(row)["claimed_at"]
 
 
 # --- values that do not settle a row
@@ -426,7 +369,7 @@ def test_without_an_option_values_that_leave_a_row_claimed_are_refused() -> None
 
 def test_values_that_leave_a_row_pending_are_refused() -> None:
     row = Errand.objects.create()
-    with pytest.raises(StillPending, match=f"got values for result, with which row {row.pk} is pe"):
+    with pytest.raises(StillPending, match=f"expected row {row.pk} to leave pending once it was"):
         the.transactional(the.ignore).discard(Errand.objects.all(), values={"result": "no"})
     assert the.untouched(row)
     assert Errand.objects.get().result == ""

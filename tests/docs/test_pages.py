@@ -13,8 +13,8 @@ import pytest
 from dcl_processor import alive
 from dcl_processor.contrib import reservations
 from dcl_processor.engine import source
+from dcl_processor.insights import status
 from dcl_processor.ledger import records, run
-from dcl_processor.operator import backlog
 from dcl_processor.options import retry
 from dcl_processor.pending import scan
 from dcl_processor.report import counters, dry_run
@@ -94,7 +94,7 @@ SENTENCES = {
         f"up to {counters.MOST_FAILURES} in a run",
     ],
     "docs/howto/define.md": [f"window of {scan.WINDOW} rows"],
-    "docs/howto/operate.md": [f"counted up to {backlog.MOST:,}"],
+    "docs/howto/operate.md": [f"counted up to {status.MOST:,}"],
     "docs/howto/ledger.md": [
         f"A run waits up to {run.PATIENCE:g} seconds",
         f"deleted after {records.KEEP.days} days",

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
-from dcl_processor.insights import pace
+from dcl_processor.insights import status
 from tests.edge.manage import Install, Manage, Ran
 from tests.notes import notes_apart
 
@@ -33,7 +33,7 @@ def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no command know of a look that another one has taken, as in processes of their own."""
-    monkeypatch.setattr(pace, "_looks", {})
+    monkeypatch.setattr(status, "_looks", {})
 
 
 @pytest.fixture

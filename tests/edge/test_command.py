@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.operator import backlog
+from dcl_processor.insights import status
 from dcl_processor.operator.actions import doubts
 from dcl_processor.pending import steady
 from tests.contract.support.clocks import HOUR, Clock
@@ -176,7 +176,7 @@ def test_all_are_run_in_another_order_each_time(install: Install, manage: Manage
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "warehouse.delivr"], "did you mean warehouse.deliver?"),
+        (["run", "warehouse.delivr"], "expected the name of a processor, one of "),
         (["run"], "one of the arguments NAME --all is required"),
         (["run", "warehouse.deliver", "--all"], "--all: not allowed with argument"),
         (["run", "--all", "--limit", "-1"], "expected a whole number from 0 to "),
@@ -277,7 +277,7 @@ def test_list_shows_every_processor_with_its_pending_rows(manage: Manage) -> Non
 
 def test_list_counts_up_to_a_limit(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
     parcels("", "", "")
-    monkeypatch.setattr(backlog, "MOST", 2)
+    monkeypatch.setattr(status, "MOST", 2)
     assert "     2+       -     -  waiting  warehouse.deliver " in manage("list").out
     found = {each["name"]: each for each in json.loads(manage("list", "--json").out)}
     assert found["warehouse.deliver"]["pending"] == {"value": 2, "how": "more than"}

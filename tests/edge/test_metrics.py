@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import dcl_processor.contrib
 from dcl_processor import Retry, Snooze
 from dcl_processor.contrib import prometheus
-from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.answer import Answer
 from dcl_processor.insights.status import Status
 from dcl_processor.report.observer import RunEvent, observers_installed
 from dcl_processor.report.report import Report
@@ -124,7 +124,7 @@ WORKER = """
 import django
 django.setup()
 from dcl_processor.contrib import prometheus
-from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.answer import Answer
 from dcl_processor.insights.status import Status
 from tests.warehouse.processors import deliver
 prometheus.register()
@@ -212,8 +212,10 @@ def test_a_gauge_that_could_not_be_read_is_absent() -> None:
 
 
 def test_more_rows_than_are_counted_are_one_more() -> None:
-    answers: dict[str, Any] = {name: Answer.not_recorded("why") for name in prometheus.GAUGES}
-    some = {**answers, "pending": Answer(10_000, How.MORE_THAN), "in_doubt": Answer(10_000)}
+    answers: dict[str, Any] = {
+        name: Answer(None, "not recorded", "why") for name in prometheus.GAUGES
+    }
+    some = {**answers, "pending": Answer(10_000, "more than"), "in_doubt": Answer(10_000)}
     pending, _, in_doubt, *others = prometheus.gauges([Status("a", "transactional", "b", some)])
     assert [each.value for each in pending.samples] == [10_001.0]
     assert [each.value for each in in_doubt.samples] == [10_000.0]

@@ -135,9 +135,9 @@ def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known(
 def test_a_bound_above_the_usual_limit_is_counted_to(
     manage: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dcl_processor.operator import backlog
+    from dcl_processor.insights import status
 
-    monkeypatch.setattr(backlog, "MOST", 2)
+    monkeypatch.setattr(status, "MOST", 2)
     parcels(*[""] * 4)
     shown = manage("status", "warehouse.deliver")
     assert (shown.code, shown.err) == (0, "")
@@ -234,7 +234,7 @@ def test_show_says_why_a_row_is_not_handled(manage: Manage) -> None:
     [
         (["warehouse.fetch", "0"], 1, "row 0: there is no row with this key."),
         (["warehouse.fetch", "x"], 2, "expected a primary key of the rows of warehouse.fetch, got"),
-        (["warehouse.fetsh", "1"], 2, "did you mean warehouse.fetch?"),
+        (["warehouse.fetsh", "1"], 2, "expected the name of a processor, one of "),
     ],
 )
 def test_show_of_a_row_that_is_not_there(
@@ -374,7 +374,7 @@ def test_an_error_in_a_row_forges_no_line_no_formula_and_shows_no_secret(manage:
     [
         (["warehouse.fetch"], 2, "one of the arguments --in-doubt --given-up --due --later"),
         (["warehouse.fetch", "--due", "--csv", "--json"], 2, "not allowed with argument"),
-        (["warehouse.fetsh", "--due"], 2, "did you mean warehouse.fetch?"),
+        (["warehouse.fetsh", "--due"], 2, "expected the name of a processor, one of "),
         (["warehouse.fetch", "--in-doubt", "soon"], 2, "expected a duration up to ten years"),
     ],
 )

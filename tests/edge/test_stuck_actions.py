@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor.operator import writes
+from dcl_processor.operator import actions
 from dcl_processor.options.worker import this_user
 from tests.edge.manage import Install, Manage, execute
 from tests.edge.stuck import DEAD, another_session, claimed
@@ -33,13 +33,13 @@ def test_a_row_that_is_claimed_again_while_it_is_chosen_is_left(
     """Before and after, it is claimed and not pending; the times differ."""
     row = claimed()
     later = timezone.now() - timedelta(minutes=5)
-    to_free = writes.Write.to_free
+    to_free = actions.Write.to_free
 
     def claim_again(*args: object, **options: object) -> None:
         Errand.objects.update(claimed_at=later)
         to_free(*args, **options)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr(writes.Write, "to_free", claim_again)
+    monkeypatch.setattr(actions.Write, "to_free", claim_again)
     done = manage("mark-done", FETCH, "--pk", str(row.pk), "--yes")
     assert done.out.startswith(f"{FETCH}: 1 row ({row.pk}) left: changed since the choice\n")
     row.refresh_from_db()
@@ -399,7 +399,7 @@ def test_an_action_that_an_error_ends_says_what_it_has_written(
     way: tuple[str, ...],
 ) -> None:
     """The error comes between two chunks; the log has it too."""
-    monkeypatch.setattr(writes, "WINDOW", 2)
+    monkeypatch.setattr(actions, "WINDOW", 2)
     updates = list[str]()
 
     def end(execute: Callable[..., object], sql: str, *arguments: object) -> object:
