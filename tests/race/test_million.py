@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 
 import pytest
 from django.contrib.auth.models import User
@@ -117,10 +118,10 @@ def asked(payment: Payment, user: User) -> dict[str, Answer]:
         assert got.status_code == 200, address
         return got.content.decode()
 
-    answers = {name: answered(lambda a=a: page(a)) for name, a in PAGES.items()}
+    answers = {name: answered(partial(page, a)) for name, a in PAGES.items()}
     for name, arguments in QUESTIONS.items():
         given = [*arguments, str(payment.pk)] if name == "show" else arguments
-        answers[name] = answered(lambda given=given: command(*given))
+        answers[name] = answered(partial(command, *given))
     return answers
 
 
