@@ -7,6 +7,7 @@ Only the command installs these handlers; ``run()`` takes the event.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -41,11 +42,8 @@ class Stop(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, at most ``timeout`` seconds; return whether it is."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.is_set():
-            left = POLL if end is None else end - time.monotonic()
-            if left <= 0:
-                break
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.is_set() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, POLL))
         return self.is_set()
 
