@@ -20,7 +20,7 @@ from dcl_processor.insights import rows
 from dcl_processor.insights.rows import key_text
 from dcl_processor.management.command_line import keys as parsed
 from dcl_processor.management.command_line import typed_values
-from dcl_processor.management.printing import named
+from dcl_processor.management.printing import first_keys, named
 from dcl_processor.management.printing import rows as counted
 from dcl_processor.operator import actions
 from dcl_processor.operator.actions import CHANGED, Choice, Write, Written
@@ -254,7 +254,7 @@ def _record(
         action.replace("_", "-"),
         by=f"{request.user} in the admin",
         rows=len(done.written),
-        keys=named(done.written),
+        keys=first_keys(done.written),
         values=shown(typed["Values"], 300),
         reason=typed["Reason"],
     )

@@ -23,9 +23,6 @@ from dcl_processor.report.dry_run import MOST_COUNTED
 #: The most rows that are looked at.
 MOST = MOST_COUNTED
 
-#: Seconds that a question may take for which a run waits.
-SIZE_TIMEOUT = 1.0
-
 #: Seconds between two looks that give a rate.
 SHORTEST, LONGEST = 0.5, 600.0
 
@@ -157,18 +154,6 @@ def _keys(found: QuerySet[Any, Any], question: Question[Any]) -> QuerySet[Any, A
     keys: QuerySet[Any, Any] = found.order_by().values("pk")
     # A filter over a to-many relation gives a row once per match.
     return keys if question.own_table else keys.distinct()
-
-
-def waiting(
-    processor: Definition[Any], *, filter: Q | None, using: str | None, limit: int | None
-) -> Answer[int]:
-    """Return how many rows a run with these parameters would find pending; raises no error."""
-    narrowed = filter or Q()
-
-    def read(question: Question[Any]) -> Answer[int]:
-        return Answer(_keys(question.queryset.filter(narrowed), question)[:limit].count())
-
-    return Asker(processor, using, SIZE_TIMEOUT).ask(read)
 
 
 # --- what the ledger has, and how fast rows leave the backlog

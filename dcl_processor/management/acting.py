@@ -1,323 +1,259 @@
-"""``processors requeue``, ``mark-done`` and ``discard``: what an operator does with stuck rows.
+"""What operators do: ``processors requeue``, ``mark-done`` and ``discard``; ``pause``, ``resume``.
 
-The rows are chosen first; those that the action would refuse are left, and only the others are
-written to, each under its lock, and only if it is what it was when it was chosen.
+Rows are chosen first. Those that the action would refuse are left, and only the others are written
+to, each under its lock, and only if it is what it was when it was chosen. ``history`` shows it all.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 from django.db.models import Model, QuerySet
 
 from dcl_processor import ledger
+from dcl_processor.insights.rows import chosen, key_text
 from dcl_processor.management import printing
 from dcl_processor.management.command_line import (
-    FAILED,
-    NOT_FOUND_OUT,
-    Subcommand,
     add_age,
-    add_question,
-    choose,
+    duration,
     keys,
     misuse,
+    named,
     typed_values,
 )
-from dcl_processor.management.output import Output
-from dcl_processor.operator import actions
+from dcl_processor.management.printing import Output
+from dcl_processor.operator import actions, registry
 from dcl_processor.operator.actions import Choice, Write, Written
-from dcl_processor.operator.diagnosis import explain, one_line
-from dcl_processor.operator.states import NotRecordedError
+from dcl_processor.operator.states import question_of
 from dcl_processor.operator.times import reading
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending import steady as time
+from dcl_processor.pending.question import Question
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report.errors import described, printable, shown
+from dcl_processor.report.errors import described, shown
 from dcl_processor.report.values import Values
 
 logger = logging.getLogger("dcl_processor.operations")
 
-#: Characters of the values, of the reason and of an error that are recorded.
+#: Characters of the values and of the reason that are recorded.
 LONGEST = 300
 
+#: Seconds that a statement of the ledger may take which only reads.
+READ_WITHIN = 10.0
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One action; ``did``: what has been done to its rows.
-
-    ``write`` returns what is written to which of the rows, and raises the action's own refusals. It
-    takes the processor, the rows, values instead of the processor's own, and the options.
-    """
-
-    name: str
-    help: str
-    did: str
-    add_arguments: Callable[[CommandParser], None]
-    write: Callable[[Any, QuerySet[Any, Any], Values | None, dict[str, Any]], Write]
+#: Records that are shown for each processor.
+RECORDS = 20
 
 
-def _add_arguments(parser: CommandParser) -> None:
+def add_rows(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", metavar="NAME", help="A processor.")
-    chosen = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
     text = "Rows by their primary keys."
-    chosen.add_argument("--pk", nargs="+", action="extend", metavar="PK", help=text)
-    text = "The rows of a CSV file with a head: their keys, and columns with values to write "
-    text += "(requeue: keys alone)."
-    chosen.add_argument("--from", dest="file", metavar="FILE.csv", help=text)
-    add_age(chosen, "Rows whose claim is older than this, and was never settled")
+    which.add_argument("--pk", nargs="+", action="extend", metavar="PK", help=text)
+    text = "The rows of a CSV file: their keys in the column 'key', and in columns of the table "
+    text += "values to write (requeue: keys alone)."
+    which.add_argument("--from", dest="file", metavar="FILE.csv", help=text)
+    add_age(which, "Rows whose claim is older than this, and was never settled")
     text = "Rows that were given up on."
-    chosen.add_argument("--given-up", action="store_true", help=text)
+    which.add_argument("--given-up", action="store_true", help=text)
     add("--force", action="store_true", help="Also young claims, and rows in another state.")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--dry-run", action="store_true", help="Show the rows, and change nothing.")
     way.add_argument("--yes", action="store_true", help="Write to the rows.")
-    add_question(parser)
 
 
-def _add_mark_done(parser: CommandParser) -> None:
-    _add_arguments(parser)
-    text = "A value to write instead of the processor's own; may be repeated."
-    how: dict[str, Any] = {"action": "append", "default": [], "metavar": "COLUMN=VALUE"}
-    parser.add_argument("--set", type=assignment, help=text, **how)
+def add_reason(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--reason", default="", metavar="TEXT", help="A text for people.")
 
 
-def _add_discard(parser: CommandParser) -> None:
-    _add_mark_done(parser)
-    parser.add_argument("--reason", default="", metavar="TEXT", help="Goes to the last error.")
+def requeue(options: dict[str, Any], output: Output) -> None:
+    """Put rows back into pending, as if they had never been tried."""
+
+    def write(processor: Any, rows: Any, _: Any) -> Write:
+        return actions.to_requeue(processor, rows, force=options["force"])
+
+    _act(options, output, "put back into pending", write)
 
 
-def assignment(text: str) -> tuple[str, str]:
-    """Parse ``COLUMN=VALUE``."""
-    column, value = text.split("=", 1)
-    return column, value
+def mark_done(options: dict[str, Any], output: Output) -> None:
+    """Write done to claimed or given up rows whose work turned out to be done."""
+    _act(options, output, "marked as done", partial(actions.to_mark_done, force=options["force"]))
 
 
-def _handle(action: Action, options: dict[str, Any], output: Output) -> None:
-    """Choose rows, act, and show what became of them."""
-    (processor,) = choose([options["name"]])
-    act = _Act(action, processor, options)
-    act.choose()
-    if act.choice.rows and options["yes"]:
-        act.execute()
-    output.answer(act.as_dict(), act.lines())
-    if act.trouble:
-        number, total = len(act.done.written), printing.rows(len(act.choice.rows))
-        raise CommandError(f"{act.trouble}; {number:,} of {total} had been {action.did} before.")
-    if left := sum(map(len, act.left.values())):
-        raise CommandError(f"{printing.rows(left)} left.", returncode=FAILED)
+def discard(options: dict[str, Any], output: Output) -> None:
+    """Give up on rows that are pending or claimed: write failed to them."""
+
+    def write(processor: Any, rows: Any, values: Any) -> Write:
+        reason, force = options["reason"], options["force"]
+        return actions.to_discard(processor, rows, reason, values, force=force)
+
+    _act(options, output, "discarded", write)
 
 
-@dataclass(slots=True)
-class _Act:
-    """One action on some rows; ``values``: to write to all, ``own``: to the rows of a file.
+#: Returns what an action writes to some rows of a processor; takes their values, or ``None``.
+Build = Callable[[BatchProcessor[Any], QuerySet[Any, Any], Values | None], Write]
 
-    ``trouble``: what has ended it, if anything did.
-    """
 
-    action: Action
-    processor: BatchProcessor[Any]
-    options: dict[str, Any]
-    table: Any = None
-    values: Values = field(default_factory=dict)
-    own: dict[Any, Values] = field(default_factory=dict)
-    choice: Choice = field(default_factory=Choice)
-    done: Written = field(default_factory=Written)
-    trouble: str = ""
-
-    def choose(self) -> None:
-        """Choose the rows; nothing is written, so that no error leaves anything half done."""
-        try:
-            self._choose()
-        except CommandError:
-            raise
-        except (NotRecordedError, ImproperlyConfigured) as error:
-            name = self.processor.name
-            said = one_line(error).removeprefix(f"{name}: ")
-            raise misuse(f"{name}: {said}") from error
-        except Exception as error:
-            said = explain(error, self.processor, self.options["using"]).rstrip(".")
-            raise CommandError(f"{said}; nothing was changed.", returncode=NOT_FOUND_OUT) from error
-
-    def _choose(self) -> None:
-        from dcl_processor.insights import rows  # not for other actions
-
-        processor, options = self.processor, self.options
-        question = rows.question_of(processor, options["using"])
-        self.table = question.table
-        self._read_values(question.model)
-        # The action's own refusals come before the first question. Each row has the same columns.
-        values = next(iter(self.own.values()), self.values)
-        self._write(self.table.none(), values)
-        wanted = None if options["file"] is None else [*self.own]
-        if options["pk"] is not None:
-            wanted = keys(processor, options["pk"], using=options["using"])
-        with reading(question.using, options["timeout"]):
-            in_doubt = options["in_doubt"]
-            found = rows.chosen(processor, question, keys=wanted, in_doubt=in_doubt, kind=None)
-            self.choice = self._write(found, values).choose()
-        there = {*self.choice.rows}.union(*self.choice.left.values())
-        if missing := [pk for pk in dict.fromkeys(wanted or ()) if pk not in there]:
-            self.choice.left = {"no such row": missing, **self.choice.left}
-
-    def _read_values(self, model: type[Model]) -> None:
-        typed = self.options.get("set", [])
-        self.values = typed_values(model, typed, "--set COLUMN=VALUE")
-        if (path := self.options["file"]) is None:
-            return
-        columns, lines = _read(path)
-        pks = keys(self.processor, [key for key, *_ in lines], using=self.options["using"])
-        if len({*pks}) < len(pks):
-            raise _unreadable(path, "a key twice")
-        for pk, (_, *cells) in zip(pks, lines, strict=True):
-            given = zip(columns, cells, strict=True) if "set" in self.options else ()
-            self.own[pk] = {**self.values, **typed_values(model, given, f"{path} to have values")}
-
-    def _write(self, rows: QuerySet[Any, Any], values: Values) -> Write:
-        return self.action.write(self.processor, rows, values or None, self.options)
-
-    def execute(self) -> None:
-        """Write to the chosen rows, and record it, also if it was ended in the middle."""
-        try:
-            self._execute()
-        except Exception as error:  # noqa: BLE001  # the answer has what was written before
-            self.trouble = explain(error, self.processor, self.options["using"]).rstrip(".")
-        finally:
-            self._record()
-
-    def _execute(self) -> None:
-        chosen, end = self.choice.rows, time.monotonic() + self.options["timeout"]
-        # Rows with values of their own are written one by one.
-        has_own = any(self.own.values())
-        for pks in [[pk] for pk in chosen] if has_own else [[*chosen]]:
-            write = self._write(self.table.filter(pk__in=pks), self.own.get(pks[0], self.values))
-            some = {pk: chosen[pk] for pk in pks}
-            write.to_free(some, self.done, seconds=max(end - time.monotonic(), 0.0))
-
-    def _record(self) -> None:
-        """Record who has written what to which rows, in the log and in the ledger."""
-        name, number, by = self.processor.name, len(self.done.written), this_user()
-        values = [f"{column}={value}" for column, value in self.options.get("set", ())]
-        some = [pk for pk in self.done.written[: printing.SHOWN] if self.own.get(pk)]
-        values += [f"{printing.first_keys([pk])}: {_joined(self.own[pk])}" for pk in some]
-        texts = {"values": ", ".join(values), "reason": self.options.get("reason", "")}
-        texts["error"] = self.trouble
-        texts = {name: shown(text, LONGEST) for name, text in texts.items()}
-        keys_ = printing.first_keys(self.done.written)
-        logger.info(
-            *("%s: %s by %s%s", name, self.action.name, by),
-            printing.acted(number, keys_, *texts.values()),
-            extra={"processor": name, "using": self.options["using"], "row_count": number},
-        )
-        ledger.record(self.processor, self.action.name, by=by, rows=number, keys=keys_, **texts)
-
-    # --- what became of the rows
-
-    @property
-    def left(self) -> dict[str, list[Any]]:
-        """The keys of the rows that were left, by reason."""
-        return {**self.choice.left, **self.done.left()}
-
-    def lines(self) -> Iterator[str]:
-        """Yield a line about the rows that were written to, and one for each reason."""
-        name, rows, did = self.processor.name, self.done.written, self.action.did
-        if self.options["dry_run"]:
-            rows, did = [*self.choice.rows], f"would be {did}"
-        for why, pks in self.left.items():
-            yield f"{name}: {printing.named(pks)} left: {why}"
-        yield f"{name}: {printing.named(rows)} {did}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
-        from dcl_processor.insights.rows import key_text  # not for other actions
-
-        return {
-            "name": self.processor.name,
-            "rows": len(self.choice.rows),
-            "changed": len(self.done.written),
-            "dry_run": self.options["dry_run"],
-            "left": [
-                {"pk": key_text(pk), "why": why} for why, pks in self.left.items() for pk in pks
-            ],
+def _act(options: dict[str, Any], output: Output, did: str, build: Build) -> None:
+    """Choose rows, write to them, and show what became of them, also after an error."""
+    (processor,) = registry.get([options["name"]])
+    question = question_of(processor, options["using"])
+    pks, values = _given(processor, question.model, options)
+    found = chosen(processor, question, keys=pks, in_doubt=options["in_doubt"], kind=None)
+    with reading(question.using, options["timeout"]):
+        # Each line of a file has the same columns, and the action's refusals depend on no value.
+        choice = build(processor, found, next(iter(values.values()), None)).choose()
+    there = {*choice.rows}.union(*choice.left.values())
+    if missing := [pk for pk in pks or () if pk not in there]:
+        choice.left = {"no such row": missing, **choice.left}
+    done = Written()
+    try:
+        if options["yes"]:
+            write = partial(build, processor)
+            _write(question, choice, values, write, done, seconds=options["timeout"])
+    finally:
+        if options["yes"]:
+            _record(processor, options, done.written, values)
+        left, rows = {**choice.left, **done.left()}, done.written
+        if options["dry_run"]:
+            rows, did = [*choice.rows], f"would be {did}"
+        document = {
+            "name": processor.name,
+            "rows": len(choice.rows),
+            "changed": len(done.written),
+            "dry_run": options["dry_run"],
+            "left": [{"pk": key_text(pk), "why": why} for why, pks in left.items() for pk in pks],
         }
+        said = [f"{printing.named(pks)} left: {why}" for why, pks in left.items()]
+        said.append(f"{printing.named(rows)} {did}")
+        output.answer(document, (f"{processor.name}: {each}" for each in said))
+    if number := sum(map(len, left.values())):
+        raise CommandError(f"{printing.rows(number)} left.")
 
 
-# --- the file of ``--from``
+def _given(
+    processor: BatchProcessor[Any], model: type[Model], options: dict[str, Any]
+) -> tuple[list[Any] | None, dict[Any, Values]]:
+    """Return the keys that were given, if any were, and what a file has to be written to each."""
+    texts, path, using = options["pk"], options["file"], options["using"]
+    if path is None:
+        return texts and keys(processor, texts, using=using), {}
+    lines = _lines(path)
+    pks = keys(processor, [line.pop("key") for line in lines], using=using)
+    if len({*pks}) < len(pks):
+        raise misuse(f"expected --from to name a file that has each row once, got {path}.")
+    if options["action"] == "requeue" or not any(lines):
+        return pks, {}
+    of = "--from to name a file with values of the table's columns"
+    return pks, {
+        pk: typed_values(model, line.items(), of) for pk, line in zip(pks, lines, strict=True)
+    }
 
 
-def _read(path: str) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns behind the key, and the lines."""
+def _lines(path: str) -> list[dict[str, str]]:
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            head, lines = next(reader, []), [*reader]
+            lines: list[dict[Any, Any]] = [*csv.DictReader(file)]
     except (OSError, ValueError, csv.Error) as error:
-        raise _unreadable(path, described(error)) from error
-    if head[:1] != ["key"]:
-        raise _unreadable(path, f"{printable(','.join(head))!r} as its first line")
+        raise misuse(f"expected --from to name a CSV file, got: {described(error)}") from error
     for line in lines:
-        if len(line) != len(head):
-            text = printable(",".join(line))
-            raise _unreadable(path, f"{len(line)} columns in the line {text!r}")
-    return head[1:], lines
+        if "key" not in line or None in line or None in line.values():
+            expected = "expected a column 'key', and in each line as many columns as in the head"
+            raise misuse(f"{expected}, got {line} in {path}.")
+    return lines
 
 
-def _unreadable(path: str, got: str) -> CommandError:
-    expected = "expected --from to name a CSV file with the head 'key', columns to write, and each "
-    return misuse(f"{expected}row once, got {got} in {path}.")
+def _write(
+    question: Question[Any],
+    choice: Choice,
+    values: Mapping[Any, Values],
+    write: Callable[[QuerySet[Any, Any], Values | None], Write],
+    done: Written,
+    *,
+    seconds: float,
+) -> None:
+    """Write to the chosen rows; to those with values of their own one by one."""
+    end, pks = time.monotonic() + seconds, [*choice.rows]
+    for some in [[pk] for pk in pks] if values else [pks]:
+        own = values[some[0]] if values else None
+        seen = {pk: choice.rows[pk] for pk in some}
+        left = max(end - time.monotonic(), 0.0)
+        write(question.table.filter(pk__in=some), own).to_free(seen, done, seconds=left)
 
 
-def _joined(values: Values) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+def _record(
+    processor: BatchProcessor[Any],
+    options: dict[str, Any],
+    written: Sequence[Any],
+    values: Mapping[Any, Values],
+) -> None:
+    """Record who has written what to which rows, in the log and in the ledger."""
+    action, by, number = options["action"], this_user(), len(written)
+    own = [
+        f"{key_text(pk)}: {', '.join(f'{name}={value}' for name, value in values[pk].items())}"
+        for pk in written[: printing.SHOWN]
+        if values
+    ]
+    said, reason = shown("; ".join(own), LONGEST), shown(options.get("reason", ""), LONGEST)
+    text = printing.together(printing.named(written), said, reason)
+    known = {"processor": processor.name, "using": options["using"], "row_count": number}
+    logger.info("%s: %s by %s: %s", processor.name, action, by, text, extra=known)
+    texts = {"keys": printing.first_keys(written), "values": said, "reason": reason}
+    ledger.record(processor, action, by=by, rows=number, **texts)
 
 
-# --- the actions
+# --- the ledger
 
 
-def _requeue(processor: Any, rows: Any, _: Values | None, options: dict[str, Any]) -> Write:
-    return actions.to_requeue(processor, rows, force=options["force"])
+def add_end(parser: argparse.ArgumentParser) -> None:
+    text = "The end of the pause, from now on, such as 2h (default: resume)."
+    parser.add_argument("--until", type=duration, metavar="TIME", help=text)
 
 
-def _mark_done(processor: Any, rows: Any, values: Values | None, options: dict[str, Any]) -> Write:
-    return actions.to_mark_done(processor, rows, values, force=options["force"])
+def pause(options: dict[str, Any], output: Output) -> None:
+    """Let no worker start a row, on all machines, until resume."""
+    pause_one = partial(ledger.pause, reason=options["reason"], until=options["until"])
+    _order(pause_one, options, output)
 
 
-def _discard(processor: Any, rows: Any, values: Values | None, options: dict[str, Any]) -> Write:
-    return actions.to_discard(processor, rows, options["reason"], values, force=options["force"])
+def resume(options: dict[str, Any], output: Output) -> None:
+    """End a pause."""
+    _order(ledger.resume, options, output)
 
 
-_ACTIONS = [
-    Action(
-        "requeue",
-        "Put rows back into pending, as if they had never been tried.",
-        "put back into pending",
-        _add_arguments,
-        _requeue,
-    ),
-    Action(
-        "mark-done",
-        "Write done to claimed or given up rows whose work turned out to be done.",
-        "marked as done",
-        _add_mark_done,
-        _mark_done,
-    ),
-    Action(
-        "discard",
-        "Give up on rows that are pending or claimed: write failed to them.",
-        "discarded",
-        _add_discard,
-        _discard,
-    ),
-]
-ACTIONS = [
-    Subcommand(each.name, each.help, each.add_arguments, partial(_handle, each))
-    for each in _ACTIONS
-]
+def _order(order: Callable[[str], bool], options: dict[str, Any], output: Output) -> None:
+    _expect_ledger()
+    names = [each.name for each in named(options["names"])]
+    for name in [ledger.ALL] if options["all"] else names:
+        order(name)
+    with reading(ledger.alias(), READ_WITHIN):
+        states = ledger.states(names)
+    output.answer([each.as_dict() for each in states], map(printing.standing, states))
+
+
+def history(options: dict[str, Any], output: Output) -> None:
+    """Show what runs and operators did last."""
+    _expect_ledger()
+    names = options["names"]
+    with reading(ledger.alias(), READ_WITHIN):
+        found = [
+            record
+            for each in (named(names) if names else [None])
+            for record in ledger.history(each, limit=RECORDS)
+        ]
+    output.answer([each.as_dict() for each in found], map(printing.record, found))
+
+
+def _expect_ledger() -> None:
+    if not ledger.is_on():
+        raise misuse(
+            f"expected {ledger.APP!r} in INSTALLED_APPS, and on, where pauses and records are "
+            "kept, got none; add it, and run manage.py migrate."
+        )

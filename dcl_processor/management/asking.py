@@ -2,267 +2,218 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
-from dcl_processor.management import conditions, printing
-from dcl_processor.management.command_line import (
-    FAILED,
-    NOT_FOUND_OUT,
-    Subcommand,
-    add_age,
-    add_names,
-    add_question,
-    choose,
-    choose_and_left_out,
-    keys,
-)
-from dcl_processor.management.output import Output
+from dcl_processor.insights import explanation
+from dcl_processor.insights import status as insights
+from dcl_processor.insights.doctor import Level, examine
+from dcl_processor.insights.rows import COLUMNS, STATES, Listed, key_text, listed
+from dcl_processor.insights.rows import show as show_row
+from dcl_processor.insights.status import LINE, MOST, Status, troubles_first
+from dcl_processor.management import printing
+from dcl_processor.management.command_line import add_age, chosen, duration, keys, misuse, unknown
+from dcl_processor.management.printing import Output
 from dcl_processor.operator import registry
-from dcl_processor.operator.diagnosis import explain
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report.errors import printable
-
-if TYPE_CHECKING:
-    from dcl_processor.insights.rows import Listed
-    from dcl_processor.insights.status import Status
-
-#: The states of rows that ``rows`` shows, besides those in doubt.
-SHOWN = {"given_up": "failed for good", "due": "to be tried now", "later": "waiting for a time"}
-
 
 # --- list and status
 
 
-def _add_status(parser: CommandParser) -> None:
-    add_names(parser)
-    text = "End with 1 if this holds for a processor, such as 'in_doubt>0' or 'oldest>15m'."
-    how: dict[str, Any] = {"action": "append", "default": [], "metavar": "CONDITION"}
-    parser.add_argument("--fail-if", type=conditions.parse, help=text, **how)
-    add_age(parser, "The age from which a claim counts as in doubt")
-    add_question(parser)
+def list_all(options: dict[str, Any], output: Output) -> None:
+    """Show each processor with its rows, age and state."""
+    with chosen([], output) as processors:
+        about = {each.name: (each.__doc__ or "").strip() for each in processors}
+        found = _ask(processors, options, LINE)
+        _answer(output, found, printing.table(found, printing.OF_LIST, about))
 
 
-def _list(options: dict[str, Any], output: Output) -> None:
-    """Show each processor in a line, in the order of the apps."""
-    from dcl_processor.insights.status import LINE  # not for a run
-
-    chosen, left_out = choose_and_left_out([])
-    found = _ask(chosen, options, only=LINE)
-    about = printing.first_lines(chosen)
-    output.answer(_documents(found), printing.table(found, printing.OF_LIST, about))
-    _refuse_unknown(output, found, left_out)
-
-
-def _status(options: dict[str, Any], output: Output) -> None:
-    """Show the named processors, or a line for each one; or check the conditions."""
-    from dcl_processor.insights.status import LINE, troubles_first  # not for a run
-
+def status(options: dict[str, Any], output: Output) -> None:
+    """Show what waits and what is stuck, and why."""
     names, wanted = options["names"], options["fail_if"]
-    chosen, left_out = choose_and_left_out(names)
-    if wanted:
-        found = _ask(chosen, options, wanted, only=[each.name for each in wanted])
-        lines: Iterable[str] = ()
-    elif names or output.as_json:
-        found = _ask(chosen, options)
-        lines = (line for each in found for line in printing.status(each))
-    else:
-        found = troubles_first(_ask(chosen, options, only=LINE))
-        lines = printing.table(found, printing.OF_STATUS, {})
-    met = [*conditions.met(found, wanted)]
-    output.answer(_documents(found), lines)
-    if met:
-        raise CommandError(f"{'; '.join(met)}.", returncode=FAILED)
-    _refuse_unknown(output, found, left_out)
+    with chosen(names, output) as processors:
+        if wanted:
+            found = _ask(processors, options, [name for _, name, _ in wanted])
+            _answer(output, found, (), [*_met(found, wanted)])
+        elif names or output.as_json:
+            found = _ask(processors, options, insights.NUMBERS)
+            _answer(output, found, chain.from_iterable(map(printing.status, found)))
+        else:
+            found = troubles_first(_ask(processors, options, LINE))
+            _answer(output, found, printing.table(found, printing.OF_STATUS, {}))
 
 
 def _ask(
-    chosen: Iterable[BatchProcessor[Any]],
-    options: dict[str, Any],
-    wanted: Iterable[conditions.Condition] = (),
-    *,
-    only: Sequence[str] | None = None,
+    processors: Iterable[BatchProcessor[Any]], options: dict[str, Any], only: Sequence[str]
 ) -> list[Status]:
-    from dcl_processor.insights import status as insights  # not for a run
-    from dcl_processor.insights.status import MOST
-
-    ask = partial(
-        insights.status,
-        using=options["using"],
-        seconds=options["timeout"],
-        doubt_after=options.get("in_doubt"),
-        # Counted far enough to compare; a bound that is an age may be above it.
-        most=max([MOST, *(int(each.bound) for each in wanted)]),
-        only=only,
-        # A database that does not answer is asked once.
-        down={},
-    )
-    return [ask(processor) for processor in chosen]
+    # A database that does not answer is asked once: it is noted as down.
+    how: dict[str, Any] = {"doubt_after": options.get("in_doubt"), "only": only, "down": {}}
+    return [insights.status(each, **_where(options), **how) for each in processors]
 
 
-def _documents(found: Iterable[Status]) -> list[dict[str, Any]]:
-    return [each.as_dict() for each in found]
+def _where(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the database that is asked, and the seconds that each question may take."""
+    return {"using": options["using"], "seconds": options["timeout"]}
 
 
-def _refuse_unknown(
-    output: Output, found: Iterable[Status], left_out: Sequence[registry.Broken]
+def _answer(
+    output: Output, found: Iterable[Status], lines: Iterable[str], met: Sequence[str] = ()
 ) -> None:
-    """Raise for what was not found out, with each reason once."""
-    output.left_out(left_out)
+    """Show the answers; raise ``CommandError`` if conditions are met, or for what is not known."""
+    output.answer([each.as_dict() for each in found], lines)
+    if met:
+        raise CommandError(f"{'; '.join(met)}.")
     whys = [
         f"{each.name}: {answer.missing}".rstrip(".")  # a reason may be a sentence
         for each in found
         for answer in each.answers.values()
         if answer.how == "unknown"
     ]
-    whys += [f"{each.app}: its processors cannot be imported" for each in left_out]
     if whys:
-        raise CommandError(f"{'; '.join(dict.fromkeys(whys))}.", returncode=NOT_FOUND_OUT)
+        raise unknown(f"{'; '.join(dict.fromkeys(whys))}.")
+
+
+# --- the conditions of --fail-if
+
+#: The names whose answer is a number of rows, and those whose answer is an age.
+NUMBERS, AGES = STATES, ("oldest", "paused")
+
+_CONDITION = re.compile(rf"\s*({'|'.join(NUMBERS + AGES)})\s*>\s*(\S+)\s*")
+
+
+def condition(text: str) -> tuple[str, str, float]:
+    """Parse a name of a status, ``>``, and a number of rows or an age; the text comes first."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"expected a condition such as 'in_doubt>0' or 'oldest>15m' with one of "
+            f"{', '.join(NUMBERS + AGES)}, got {text!r}"
+        )
+    name, bound = found.groups()
+    least = duration(bound) if name in AGES else int(bound)
+    if name in NUMBERS and least > MOST:
+        raise argparse.ArgumentTypeError(
+            f"expected at most {MOST} rows, up to which they are counted, got {text!r}"
+        )
+    return text.strip(), name, least
+
+
+def add_conditions(parser: argparse.ArgumentParser) -> None:
+    text = "End with 1 if this holds for a processor, such as 'in_doubt>0' or 'oldest>15m'."
+    how: dict[str, Any] = {"action": "append", "default": [], "metavar": "CONDITION"}
+    parser.add_argument("--fail-if", type=condition, help=text, **how)
+    add_age(parser, "The age from which a claim counts as in doubt")
+
+
+def _met(found: Iterable[Status], wanted: Iterable[tuple[str, str, float]]) -> Iterator[str]:
+    """Yield a sentence for each condition that a processor meets.
+
+    Raises ``CommandError`` for one that no answer can ever meet: its monitor would always be green.
+    """
+    for each in found:
+        for text, name, least in wanted:
+            answer = each.answers[name]
+            if answer.how == "not recorded":
+                expected = f"expected a condition with an answer that {each.name} has"
+                raise misuse(f"{expected}, got {text!r}: {answer.why}; or name other processors.")
+            if answer.least > least:
+                yield f"{each.name}: {text}, got {printing.answer(answer)}"
 
 
 # --- rows
 
 
-def _add_rows(parser: CommandParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="A processor.")
+def add_states(parser: argparse.ArgumentParser) -> None:
     state = parser.add_mutually_exclusive_group(required=True)
     add_age(state, "Rows whose claim was never settled, from this age")
-    for name, what in SHOWN.items():
+    for name, text in (
+        ("given_up", "Rows that failed for good."),
+        ("due", "Rows to be tried now."),
+        ("later", "Rows that wait for a time."),
+    ):
         how: dict[str, Any] = {"action": "store_const", "const": name, "dest": "state"}
-        state.add_argument(f"--{name.replace('_', '-')}", help=f"Rows {what}.", **how)
+        state.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
     parser.set_defaults(state="in_doubt")
-    add_question(parser)
 
 
-def _rows(options: dict[str, Any], output: Output) -> None:
-    """Show all rows in a state, page by page."""
-    from dcl_processor.insights.rows import COLUMNS, listed  # not for a run
-
-    (processor,) = choose([options["name"]])
-    ask = partial(
-        listed,
-        processor,
-        options["state"],
-        using=options["using"],
-        seconds=options["timeout"],
-        doubt_after=options["in_doubt"],
-    )
-    heads = [printing.HEAD_OF_ROWS]
-    write: Callable[[Listed], str] = printing.listed
+def rows(options: dict[str, Any], output: Output) -> None:
+    """Show all rows in a state, with their errors."""
+    (processor,) = registry.get([options["name"]])
+    found = _listed(processor, options)
     if options["csv"]:
-        heads, write = [",".join(COLUMNS)], _comma_separated
+        write = csv.writer(output.stdout, lineterminator="\n").writerow
+        write(COLUMNS)
+        for each in found:
+            write(_cells(each))
     elif options["json"]:
-        heads, write = [], _json
-    found = ask()
+        output.lines(json.dumps(each.as_dict()) for each in found)
+    else:
+        output.lines(chain([printing.HEAD_OF_ROWS], map(printing.listed, found)))
+
+
+def _listed(processor: BatchProcessor[Any], options: dict[str, Any]) -> Iterator[Listed]:
+    """Yield the rows, page by page."""
+    after = None
     while True:
+        how = {**_where(options), "doubt_after": options["in_doubt"], "after": after}
+        found = listed(processor, options["state"], **how)
         if found.value is None:
-            why = f"{processor.name}: {found.missing.rstrip('.')}."
-            raise CommandError(why, returncode=NOT_FOUND_OUT)
-        output.lines([*heads, *map(write, found.value.rows)])
-        if found.value.after is None:
+            raise unknown(f"{processor.name}: {found.missing}")
+        yield from found.value.rows
+        if (after := found.value.after) is None:
             return
-        found, heads = ask(after=found.value.after), []
 
 
-def _json(row: Listed) -> str:
-    return json.dumps(row.as_dict())
-
-
-def _comma_separated(row: Listed) -> str:
-    from dcl_processor.insights.rows import COLUMNS
-
-    values, line = row.as_dict(), StringIO()
-    texts = ["" if values[name] is None else printable(str(values[name])) for name in COLUMNS]
+def _cells(row: Listed) -> list[str]:
+    values = {name: "" if value is None else value for name, value in row.as_dict().items()}
     # A spreadsheet would take the text of an error that begins like this for a formula.
-    error = COLUMNS.index("error")
-    if texts[error][:1] in ("=", "+", "-", "@"):
-        texts[error] = f"'{texts[error]}"
-    csv.writer(line, lineterminator="").writerow(texts)
-    return line.getvalue()
+    if values["error"][:1] in ("=", "+", "-", "@"):
+        values["error"] = f"'{values['error']}"
+    return [printable(str(values[name])) for name in COLUMNS]
 
 
-# --- show
+# --- show, explain and doctor
 
 
-def _add_row(parser: CommandParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="A processor.")
-    text = "A primary key; write a composite one with commas."
+def add_key(parser: argparse.ArgumentParser) -> None:
+    text = "A primary key; a composite one is JSON, such as '[3, 4]'."
     parser.add_argument("pk", metavar="PK", help=text)
-    add_question(parser)
 
 
-def _show(options: dict[str, Any], output: Output) -> None:
-    from dcl_processor.insights import rows as insights  # not for a run
-    from dcl_processor.insights.rows import key_text
-
-    (processor,) = choose([options["name"]])
+def show(options: dict[str, Any], output: Output) -> None:
+    """Show why a row is handled, or not."""
+    (processor,) = registry.get([options["name"]])
     (pk,) = keys(processor, [options["pk"]], using=options["using"])
-    found = insights.show(processor, pk, using=options["using"], seconds=options["timeout"])
-    key = key_text(pk)
-    if found.how == "unknown":
-        why = found.missing.rstrip(".")
-        raise CommandError(f"row {printable(key)}: {why}.", returncode=NOT_FOUND_OUT)
+    found, key = show_row(processor, pk, **_where(options)), printable(key_text(pk))
     if found.value is None:
-        raise CommandError(f"row {printable(key)}: there is no row with this key.")
+        why = f"row {key}: {found.missing or 'there is no row with this key.'}"
+        raise unknown(why) if found.missing else CommandError(why)
     output.answer(found.value.as_dict(), printing.row(found.value, key))
 
 
-# --- explain and doctor
-
-
-def _add_explained(parser: CommandParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="A processor.")
-    add_question(parser)
-
-
-def _add_examined(parser: CommandParser) -> None:
-    add_names(parser)
-    add_question(parser)
-
-
-def _explain(options: dict[str, Any], output: Output) -> None:
-    """Show the read, its plan and its index."""
-    from dcl_processor.insights.explanation import explanation  # not for a run
-
-    (processor,) = choose([options["name"]])
-    try:
-        found = explanation(processor, options["using"], seconds=options["timeout"])
-    except Exception as error:
-        sentence = f"{processor.name}: {explain(error, processor, options['using'])}"
-        raise CommandError(sentence, returncode=NOT_FOUND_OUT) from error
+def explain(options: dict[str, Any], output: Output) -> None:
+    """Show the SQL, its plan, and the index for it."""
+    (processor,) = registry.get([options["name"]])
+    found = explanation.explanation(processor, **_where(options))
     output.answer(found.as_dict(), printing.explanation(found))
 
 
-def _examine(options: dict[str, Any], output: Output) -> None:
-    """Write the findings; raise ``CommandError`` if something is wrong, or was not found out."""
-    from dcl_processor.insights.doctor import Level, examine  # not for a run
-
-    chosen, left_out = choose_and_left_out(options["names"])
-    output.left_out(left_out)
-    found = list(examine(chosen, using=options["using"], seconds=options["timeout"]))
-    # A name in the database may be chosen by any of its roles, and must not forge a line.
-    output.answer([each.as_dict() for each in found], (printable(str(each)) for each in found))
-    levels = [each.level for each in found]
-    if number := levels.count(Level.PROBLEM) + levels.count(Level.WARNING):
-        raise CommandError(f"{number} of {len(found)} findings need attention.", returncode=FAILED)
-    if left_out or Level.UNKNOWN in levels:
-        raise CommandError("not everything could be found out.", returncode=NOT_FOUND_OUT)
-
-
-ACTIONS = [
-    Subcommand(name, text, add, handle, formats)
-    for name, add, handle, formats, text in (
-        ("list", add_question, _list, (), "Show each processor with its rows, age and state."),
-        ("status", _add_status, _status, (), "Show what waits and what is stuck, and why."),
-        ("rows", _add_rows, _rows, ("csv",), "Show all rows in a state, with their errors."),
-        ("show", _add_row, _show, (), "Show why a row is handled, or not."),
-        ("explain", _add_explained, _explain, (), "Show the SQL, its plan, and the index for it."),
-        ("doctor", _add_examined, _examine, (), "Examine databases, tables and options."),
-    )
-]
+def doctor(options: dict[str, Any], output: Output) -> None:
+    """Examine databases, tables and options."""
+    with chosen(options["names"], output) as processors:
+        found = list(examine(processors, **_where(options)))
+        # A name in the database may be chosen by any of its roles, and must not forge a line.
+        output.answer([each.as_dict() for each in found], (printable(str(each)) for each in found))
+        levels = [each.level for each in found]
+        if number := levels.count(Level.PROBLEM) + levels.count(Level.WARNING):
+            raise CommandError(f"{number} of {len(found)} findings need attention.")
+        if Level.UNKNOWN in levels:
+            raise unknown("not everything could be found out.")

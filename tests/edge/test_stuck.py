@@ -65,7 +65,7 @@ def test_show_has_who_holds_a_row(manage: Manage) -> None:
     with another_session(lock, row.pk, name="a clerk"):
         done = manage("show", "warehouse.try_twice", str(row.pk))
     assert done.code == 0
-    assert "  locked             by pid " in done.out
+    assert "  locked          by pid " in done.out
     assert ", a clerk, role " in done.out
 
 
@@ -87,12 +87,13 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
     [
         (["in_doubt>1"], 0, ""),
         (["in_doubt>0"], 1, "warehouse.fetch: in_doubt>0, got 1"),
-        (["pending >= 3"], 0, ""),
-        (["in_doubt>1", "due>=2"], 1, "warehouse.fetch: due>=2, got 2"),
+        (["pending > 2"], 0, ""),
+        (["in_doubt>1", "due>1"], 1, "warehouse.fetch: due>1, got 2"),
         (["due<9"], 2, "expected a condition such as 'in_doubt>0'"),
         (["oldest>15m"], 2, "warehouse.fetch has, got 'oldest>15m': set pending_since=…"),
         (["doubt>0"], 2, "expected a condition such as 'in_doubt>0'"),
-        (["in_doubt>few"], 2, "expected a whole number from 0 to "),
+        (["in_doubt>few"], 2, "invalid condition value: 'in_doubt>few'"),
+        (["pending>10001"], 2, "expected at most 10000 rows, up to which they are counted"),
         (["oldest>soon"], 2, "expected a duration up to ten years, such as 90"),
     ],
 )
@@ -130,20 +131,6 @@ def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known(
     done = manage("status", "warehouse.deliver", "faulty.haunt", "--fail-if", "pending>0")
     assert done.code == 1
     assert done.err == "CommandError: warehouse.deliver: pending>0, got 1.\n"
-
-
-def test_a_bound_above_the_usual_limit_is_counted_to(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dcl_processor.insights import status
-
-    monkeypatch.setattr(status, "MOST", 2)
-    parcels(*[""] * 4)
-    shown = manage("status", "warehouse.deliver")
-    assert (shown.code, shown.err) == (0, "")
-    assert "pending         2+\n" in shown.out
-    assert manage("status", "warehouse.deliver", "--fail-if", "pending>3").code == 1
-    assert manage("status", "warehouse.deliver", "--fail-if", "pending>4").code == 0
 
 
 def test_what_takes_too_long_is_unknown_and_decides_no_condition(
@@ -223,10 +210,10 @@ def test_show_says_why_a_row_is_not_handled(manage: Manage) -> None:
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0].startswith(f"warehouse.fetch, row {row.pk}: it is in doubt")
-    assert "  pending            no" in lines
-    assert "  in doubt           yes" in lines
-    assert any(line.startswith("  claimed_at         20") for line in lines)
-    assert "  locked             no" in lines
+    assert "  pending         no" in lines
+    assert "  in doubt        yes" in lines
+    assert any(line.startswith("  claimed_at      20") for line in lines)
+    assert "  locked          no" in lines
 
 
 @pytest.mark.parametrize(
@@ -274,11 +261,6 @@ def test_nothing_is_written_unless_the_command_says_so(manage: Manage) -> None:
         (["requeue", "warehouse.fetch"], "one of the arguments --pk --from --in-doubt --given-up"),
         (["requeue", "warehouse.deliver", "--pk", "1"], "expected reset=… for requeue()"),
         (["discard", "warehouse.fetch", "--pk", "1"], "expected discard(rows, values={…})"),
-        (
-            ["discard", "warehouse.fetch", "--pk", "1", "--set", "dead"],
-            "invalid assignment value: 'dead'",
-        ),
-        (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
         (
             ["mark-done", "warehouse.fetch", "--pk", "1", "--reason", "x"],
             "unrecognized arguments: --reason",
@@ -388,5 +370,5 @@ def test_rows_refuses_what_it_cannot_list(
 
 def test_rows_that_could_not_be_found_out_are_no_answer() -> None:
     done = processors("rows", "warehouse.fetch", "--in-doubt", DATABASE_URL=DOWN)
-    assert (done.returncode, done.stdout) == (3, "")
+    assert (done.returncode, len(done.stdout.splitlines())) == (3, 1)
     assert "the database 'default' reported: " in done.stderr

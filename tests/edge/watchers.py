@@ -27,7 +27,7 @@ class Watcher:
         self.process = process
         #: What is in no report, and comes from any worker at any time.
         self.operations: list[str] = []
-        #: What a watch says of itself: that it begins, and ends.
+        #: Its answer to a signal.
         self.about_itself: list[str] = []
         self.out = _follow(process.stdout, [], self.about_itself)
         self.err = _follow(process.stderr, self.operations, self.about_itself)
@@ -65,7 +65,7 @@ def _follow(stream: IO[str] | None, operations: list[str], about_itself: list[st
             for line in pipe:
                 if re.search(r"was at work when its process died|LISTEN failed", line):
                     operations.append(line.rstrip("\n"))
-                elif re.match(r"watching |SIG[A-Z]+: finishing", line):
+                elif re.match(r"SIG[A-Z]+: finishing", line):
                     about_itself.append(line.rstrip("\n"))
                 else:
                     lines.put(line.rstrip("\n"))
