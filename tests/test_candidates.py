@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db.models import Count, F, QuerySet
+from django.db.models import QuerySet
 
 from dcl_processor import batch_processor
 from dcl_processor.pending import scan
 from dcl_processor.pending.question import Question, ask
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Parcel, Scan, Visit, Voucher
+from tests.models import Parcel, Scan, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -23,46 +23,8 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "WIDE_WINDOW", 6)
 
 
-def handled(pending: Any, field: str = "pk", **options: Any) -> list[Any]:
-    """Run over the question, and return a column of the rows in the order they came."""
-    seen: list[Any] = []
-    done = {"done": True} if pending.model is Visit else {"sent": True}
-    make = batch_processor(pending=pending, done=done, **options)
-    make(lambda row: seen.append(getattr(row, field)))(timeout=60).raise_for_failures()
-    return seen
-
-
 unsent = Parcel.objects.filter(sent=False)
 in_both_orders = pytest.mark.parametrize("order", [(), ("pk",)], ids=["by key", "in order"])
-
-
-@pytest.mark.parametrize(
-    "queryset",
-    [
-        unsent,
-        unsent.reverse(),
-        unsent.order_by(),
-        unsent.order_by("priority").reverse(),
-        unsent.order_by("?"),
-        unsent.order_by("?").reverse(),
-        unsent.order_by("weight"),
-        unsent.order_by(F("weight").asc(nulls_first=True), "priority"),
-        unsent.order_by("scans__id"),
-        unsent.extra(order_by=["-priority"]),
-        unsent.extra(select={"twice": "priority * 2"}, order_by=["-twice"]),
-        unsent.annotate(n=Count("scans")).order_by("-n"),
-        unsent.distinct().order_by("depot__name"),
-        unsent.filter(scans__ok=True),
-        unsent.filter(scans__ok=True).order_by("-scans__ok", "-priority"),
-    ],
-    ids=lambda queryset: f"{queryset.query.order_by}"[:60],
-)
-def test_every_row_comes_once_over_several_windows(queryset: QuerySet[Parcel]) -> None:
-    rows = parcels(8, weight=None)
-    Parcel.objects.filter(priority__in=[2, 5, 7]).update(weight=1)
-    for row in rows:
-        Scan.objects.bulk_create([Scan(parcel=row) for _ in range(row.priority + 1)])
-    assert sorted(handled(queryset)) == [row.pk for row in rows]
 
 
 @in_both_orders

@@ -172,24 +172,6 @@ def test_a_batch_costs_what_one_row_does(size: int) -> None:
     assert per_row(act, parcels, 2 * size, few=2 * size) == Cost(2, 2, 1) / size
 
 
-def test_rows_that_fail_cost_no_statement() -> None:
-    """Nor does their batch. The wrapper keeps batches apart: those with failures always are."""
-
-    def spent(failing: int) -> Cost:
-        def fail(row: Parcel) -> None:
-            if row.pk % 100 < failing:
-                raise ValueError(row.pk)
-
-        processor = batch_processor(pending=PARCELS, done={"sent": True}, batch_size=100)(fail)
-        parcels(500)
-        bad = 5 * failing
-        with connection.execute_wrapper(lambda execute, *statement: execute(*statement)):
-            return cost(lambda: assert_run(processor(), processed=500 - bad, failed=bad))
-
-    spent(0)  # what is done once on a connection is not counted
-    assert spent(0) == spent(3)
-
-
 KINDS: list[Any] = [
     pytest.param(transactional, {}, parcels, 3, id="transactional"),
     pytest.param(transactional, {"delivery": Delivery.AT_MOST_ONCE}, parcels, 2, id="flip first"),

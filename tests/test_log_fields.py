@@ -110,26 +110,6 @@ def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
     assert (str(record.exc_info[1]), record.module) == (told, "counters")
 
 
-def test_a_run_inside_a_handler_has_an_id_of_its_own() -> None:
-    the.errands(2)
-    inner = the.transactional(
-        lambda row: None, name="shop.inner", pending=the.PENDING.filter(place=1)
-    )
-
-    def outer(row: Errand) -> None:
-        inner.run()
-        raise ValueError
-
-    processor = the.at_least_once(outer, name="shop.outer", pending=the.PENDING.filter(place=0))
-    with json_log() as records:
-        processor.run()
-    ids = {each["processor"]: each["run_id"] for each in records if "run_id" in each}
-    assert ids.keys() == {"shop.inner", "shop.outer"}
-    assert ids["shop.inner"] != ids["shop.outer"]
-    [failed] = [each for each in records if each.get("outcome") == "failed"]
-    assert failed["run_id"] == ids["shop.outer"]
-
-
 def test_no_field_is_one_that_records_have_already() -> None:
     own = vars(logging.LogRecord("n", logging.INFO, "p", 1, "m", (), None))
     assert not FIELDS & {*own, "message", "asctime"}

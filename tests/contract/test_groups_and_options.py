@@ -92,6 +92,19 @@ if connection.vendor == "postgresql":
         assert report.processed == 2
         assert list(Errand.objects.filter(done=False)) == rows[:1]
 
+    def test_of_rows_that_are_claimed_together_no_more_start_than_there_are_places() -> None:
+        """Another worker takes a place for a row that is not among the wanted ones."""
+        rows = rows_of(1, 1, 1)
+        in_flight: list[int] = []
+
+        def handle(row: Errand) -> None:
+            in_flight.append(Errand.objects.exclude(leased_until=None).count())
+
+        with before_the_lock_of_a_key(lambda: lease(rows[2])):
+            report = keyed(handle, max_per_group=2, batch_size=2)(wait_for_locked=0)
+        assert report.processed == 2
+        assert in_flight == [2, 2]
+
 
 @pytest.mark.parametrize("make", [grouped, in_order])
 @pytest.mark.parametrize("delivery", SHORT_CLAIMS)

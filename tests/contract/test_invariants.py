@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Report
@@ -22,7 +21,7 @@ from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.parcels import parcels, processor, statements
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
-from tests.models import Depot, Parcel
+from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -279,25 +278,3 @@ if HAS_ROW_LOCKS:
             connections["other"].rollback()
             connections["other"].set_autocommit(True)
         assert_run(report, processed=1, skipped=4)
-
-
-def test_a_filter_across_a_relation_narrows_a_run() -> None:
-    north, south = Depot.objects.create(name="north"), Depot.objects.create(name="south")
-    parcels(2, depot=north)
-    Parcel.objects.create(depot=south)
-    assert_run(processor(ignore)(filter=Q(depot__name="south")), processed=1)
-    assert Parcel.objects.filter(sent=True, depot=south).count() == 1
-    assert Parcel.objects.filter(sent=False).count() == 2
-
-
-def test_i5_a_flip_that_is_right_for_one_row_and_wrong_for_another_is_found_out() -> None:
-    """An expression's value depends on the row, so every row is asked about after its flip."""
-    parcels(3)
-    Parcel.objects.filter(priority=1).update(tries=-5)
-    run = processor(
-        ignore, pending=Parcel.objects.filter(tries__lt=1), done={"tries": F("tries") + 1}
-    )
-    report = run()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, StillPending)
-    assert list(Parcel.objects.order_by("pk").values_list("tries", flat=True)) == [1, -5, 1]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from dcl_processor import BatchProcessor, Retry, batch_processor
@@ -302,31 +302,6 @@ if connection.features.has_select_for_update:
             connection.close()
         assert calls == [depots[0].pk]
         assert_run(report, processed=1, stale=1)
-
-
-if connection.vendor == "postgresql":  # InnoDB shows the session's
-
-    def test_an_operators_write_has_the_level_and_gives_it_back() -> None:
-        Parcel.objects.create(sent=True)
-        run = in_batches(note, reset={"sent": False})
-        levels: list[str] = []
-
-        def watch(execute: Any, sql: str, *args: Any) -> Any:
-            if sql.startswith("UPDATE"):
-                levels.append(level())
-            return execute(sql, *args)
-
-        with connected({"isolation_level": IsolationLevel.SERIALIZABLE}):
-            with separately(), connection.execute_wrapper(watch):
-                assert run.requeue(Parcel.objects.all(), force=True) == 1
-            with transaction.atomic():
-                assert level() == "serializable"
-        assert {*levels} == {"read committed"}
-
-    def level() -> str:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW transaction_isolation")
-            return str(cursor.fetchone()[0])
 
 
 def test_a_connection_without_autocommit_is_refused() -> None:

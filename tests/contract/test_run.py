@@ -78,20 +78,6 @@ class InsideTestCase(TestCase):
         assert calls == [0, 1, 2]
         assert_run(run())
 
-    def test_a_failing_row_is_rolled_back_alone(self) -> None:
-        parcels(2)
-
-        def handle(row: Parcel) -> None:
-            Parcel.objects.filter(pk=row.pk).update(note="worked")
-            if row.priority == 0:
-                raise ValueError
-
-        assert_run(processor(handle)(), processed=1, failed=1)
-        assert list(Parcel.objects.order_by("pk").values_list("note", "sent")) == [
-            ("", False),
-            ("worked", True),
-        ]
-
     def test_a_block_of_ones_own_is_refused_here_too(self) -> None:
         with transaction.atomic(), pytest.raises(InsideTransaction):
             processor(ignore)()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -94,30 +92,3 @@ def test_a_lone_copy_keeps_its_order_and_never_looks_twice() -> None:
     reads = [q["sql"] for q in queries if "LIMIT 4" in q["sql"] or "LIMIT 6" in q["sql"]]
     assert len(reads) == 4  # three full windows, and one that is empty
     assert not any("LIMIT 6" in read for read in reads)
-
-
-if connection.features.has_select_for_update:
-
-    def test_a_copy_that_met_another_goes_on_from_a_random_place(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        places: list[int] = []
-        offered: list[int] = []
-
-        def the_middle(number: int) -> int:
-            offered.append(number)
-            return number // 2
-
-        monkeypatch.setattr(secrets, "randbelow", the_middle)
-        pks = [row.pk for row in parcels(8)]
-
-        def handle(row: Parcel) -> None:
-            places.append(row.priority)
-            if row.priority == 0:
-                finish(pks[1])
-
-        report = processor(handle)()
-        # Row 1 was taken. Six are left, 2 to 7: from the middle, and what was left out after it.
-        assert places == [0, 5, 6, 7, 3, 4, 2]
-        assert [number for number in offered if number > 1] == [6, 3]
-        assert_run(report, processed=7, stale=1)

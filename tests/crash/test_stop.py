@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from django.utils import timezone
 
 from tests.contract.support.reports import assert_run
 from tests.crash import processors
@@ -79,21 +77,6 @@ def kill_by_a_second_signal(gate: Path, name: str) -> None:
     assert effects() == Counter([FIRST])
 
 
-def test_i10_at_least_once_the_second_signal_leaves_the_rows_until_their_leases_lapse(
-    gate: Path,
-) -> None:
-    kill_by_a_second_signal(gate, "lease_batch")
-    assert those(lambda row: row.done) == set()
-    assert marks() == {FIRST, SECOND}
-    Errand.objects.update(place=0)
-    assert_run(processors.lease_batch(), processed=1)
-    assert effects() == Counter([FIRST, THIRD])
-    lapsed = timezone.now() - timedelta(seconds=1)
-    Errand.objects.filter(leased_until__isnull=False).update(leased_until=lapsed)
-    assert_run(processors.lease_batch(), processed=2)
-    assert effects() == Counter([*ROWS, FIRST])
-
-
 def test_i10_at_most_once_the_second_signal_leaves_the_claimed_rows_in_doubt(gate: Path) -> None:
     kill_by_a_second_signal(gate, "claim_batch")
     assert marks() == {FIRST, SECOND}
@@ -101,11 +84,4 @@ def test_i10_at_most_once_the_second_signal_leaves_the_claimed_rows_in_doubt(gat
     assert {row.pk for row in doubts} == {FIRST, SECOND}
     assert_run(processors.claim_batch(), processed=1)
     assert those(lambda row: row.done) == {THIRD}
-    assert effects() == Counter([FIRST, THIRD])
-
-
-def test_i10_at_most_once_without_claim_the_rows_at_hand_count_as_done(gate: Path) -> None:
-    kill_by_a_second_signal(gate, "at_most_once_batch")
-    assert those(lambda row: row.done) == {FIRST, SECOND}
-    assert_run(processors.at_most_once_batch(), processed=1)
     assert effects() == Counter([FIRST, THIRD])
