@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +45,6 @@ def alias(processor: Definition[Any], using: str | None = None) -> str:
     return ask(processor.pending, label=processor.name).using
 
 
-def aliases(processors: Iterable[Definition[Any]], using: str | None) -> dict[str, str]:
-    """Return the alias on which each processor is woken, by the processor's name.
-
-    Leaves out processors whose question cannot be asked: the run will report why.
-    """
-    found: dict[str, str] = {}
-    for processor in processors:
-        with suppress(Exception):
-            found[processor.name] = alias(processor, using)
-    return found
-
-
 def wake(processor: Definition[Any]) -> None:
     """Notify the processor's watchers once the rows that they are to find are committed."""
     using = alias(processor)
@@ -89,28 +76,24 @@ class _Notify:
             logger.warning("the watchers on %r were not notified: %s", self.channel, why)
 
 
-def check_can_listen(using: str) -> None:
-    """Raise ``Unsupported`` if the alias does not support LISTEN; sends no query."""
-    wrapper: Any = connections[using]
-    connection_class = getattr(wrapper.Database, "Connection", None)
-    if wrapper.vendor != "postgresql" or not hasattr(connection_class, "notifies"):
-        raise Unsupported(
-            "expected PostgreSQL with psycopg 3 for every processor with --listen, got "
-            f"{wrapper.settings_dict['ENGINE']!r} as {using!r}; leave --listen out, and poll."
-        )
-
-
 class Listener:
     """One database's notifications; ``names`` are the processors by their channels.
 
     LISTEN belongs to a session, which PgBouncer in transaction mode gives to another client after
     each statement. The connection that handles rows may be closed while it is idle; this one stays.
+
+    Raises ``Unsupported`` if the alias does not support LISTEN; sends no query.
     """
 
     def __init__(self, using: str, names: Mapping[str, str]) -> None:
-        check_can_listen(using)
         self.using, self.names = using, names
         wrapper: Any = connections[using]
+        connection_class = getattr(wrapper.Database, "Connection", None)
+        if wrapper.vendor != "postgresql" or not hasattr(connection_class, "notifies"):
+            raise Unsupported(
+                "expected PostgreSQL with psycopg 3 for every processor with --listen, got "
+                f"{wrapper.settings_dict['ENGINE']!r} as {using!r}; leave --listen out, and poll."
+            )
         # The driver's own errors too, because notifications are not read by Django's cursor.
         self._errors = (Error, wrapper.Database.Error)
         self._wrapper: Any = None

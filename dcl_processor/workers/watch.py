@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.operator.times import backoff
 from dcl_processor.pending import steady as time
 from dcl_processor.report.report import TRIED, Report
-from dcl_processor.workers.notify import Listener, aliases, channel
+from dcl_processor.workers.notify import Listener, alias, channel
 
 if TYPE_CHECKING:
     from dcl_processor.processor import BatchProcessor
@@ -90,8 +91,10 @@ class Watch:
 
     def _listen(self) -> list[Listener]:
         names: dict[str, dict[str, str]] = {}
-        for name, using in aliases(self.processors, self.plan.using).items():
-            names.setdefault(using, {})[channel(name)] = name
+        for each in self.processors:
+            with suppress(Exception):  # the run will report why it cannot be asked
+                using = alias(each, self.plan.using)
+                names.setdefault(using, {})[channel(each.name)] = each.name
         return [Listener(using, channels) for using, channels in names.items()]
 
     def _is_over(self) -> bool:
