@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -16,7 +15,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.contrib import otel
-from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
 from tests.models import Errand
 
@@ -147,24 +145,3 @@ def test_the_error_of_a_run_is_that_of_its_span(exported: Exported) -> None:
     assert (run.attributes or {})["error.type"] == "KeyboardInterrupt"
     [row] = exported.named("process shop.stop")
     assert row.status.status_code is StatusCode.ERROR
-
-
-@pytest.mark.usefixtures("exported")
-def test_no_span_is_current_between_rows() -> None:
-    """Also if a handler leaves one of its own, as code does that an error has kept from its end."""
-    the.errands(3)
-    found: list[Any] = []
-
-    def receive(**_: Any) -> None:
-        found.append(trace.get_current_span())
-
-    def attach_and_fail(_: Errand) -> None:
-        contexts.attach(trace.set_span_in_context(trace.get_tracer("theirs").start_span("lost")))
-        raise ValueError
-
-    row_finished.connect(receive)
-    try:
-        the.at_least_once(attach_and_fail).run()
-    finally:
-        row_finished.disconnect(receive)
-    assert [*found, trace.get_current_span()] == [trace.INVALID_SPAN] * 4

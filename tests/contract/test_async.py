@@ -47,15 +47,6 @@ async def leave() -> None:
     sys.exit(2)
 
 
-async def leave_from_a_thread() -> None:
-    """End the task of the handler without an outcome."""
-
-    def leave_it() -> None:
-        raise GeneratorExit
-
-    await asyncio.to_thread(leave_it)
-
-
 async def stop_the_loop() -> None:
     asyncio.get_running_loop().stop()
     await asyncio.sleep(0)
@@ -79,7 +70,7 @@ def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
 
 
 @each_delivery
-@pytest.mark.parametrize("end", [leave, leave_from_a_thread, stop_the_loop])
+@pytest.mark.parametrize("end", [leave, stop_the_loop])
 def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make, end: Any) -> None:
     rows = the.errands(5)
     at_work = asyncio.Event()

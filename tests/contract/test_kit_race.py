@@ -19,7 +19,6 @@ from tests.contract.support.errands import (
     at_most_once,
     errands,
     ignore,
-    raising,
     retry,
     transactional,
 )
@@ -93,11 +92,6 @@ if HAS_ROW_LOCKS:
         [row] = errands(1)
         with pytest.raises(AssertionError, match=f"one worker, got both for row {row.pk}"):
             race(make(ignore))
-
-    def test_a_row_that_fails_is_tried_by_both_and_is_no_double() -> None:
-        errands(2)
-        first, second = race(transactional(raising(ValueError("bad"))))
-        assert (first.failed, second.failed) == (2, 1)
 
     def test_a_race_for_nothing_is_refused() -> None:
         with pytest.raises(AssertionError, match="expected pending rows, got none"):

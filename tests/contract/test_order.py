@@ -38,21 +38,6 @@ def test_the_order_holds_over_the_whole_backlog(make: Any) -> None:
     assert not Errand.objects.exclude(done=True, leased_until=None).exists()
 
 
-def test_a_row_that_becomes_urgent_comes_first_in_the_next_window() -> None:
-    rows = rows_of(*range(MANY))
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.pk)
-        if len(calls) == 1:
-            Errand.objects.filter(pk=rows[0].pk).update(place=MANY)
-
-    run = batch_processor(pending=URGENT_FIRST, done={"done": True}, batch_size=100)(handle)
-    assert_run(run(), processed=MANY)
-    assert calls.index(rows[0].pk) == 500
-    assert len({*calls}) == MANY
-
-
 def visits() -> list[Visit]:
     """Make visits in an order that is not that of their model."""
     depots = [Depot.objects.create(name=name) for name in "cab"]

@@ -255,14 +255,6 @@ def test_a_token_survives_renewals() -> None:
     assert the.state(row)["result"] == "still mine"
 
 
-def test_a_claim_has_nothing_to_renew() -> None:
-    [row] = the.errands(1)
-    [handed] = make(claiming).reserve()
-    handed.renew()
-    assert handed.expires_at is None
-    assert not the.state(row)["leased_until"]
-
-
 def is_settled(sql: str) -> bool:
     """Recognise the statement that locks the row for a settlement, or writes to it at once."""
     return "WHERE 1 = 0" in sql or ("SKIP LOCKED" in sql and "claimed_at" in sql) or updates(sql)
@@ -301,16 +293,6 @@ def test_a_take_over_just_before_the_write_is_not_overwritten(method: str) -> No
 
 
 # --- tokens
-
-
-def test_a_token_is_short_and_contains_nothing_of_the_row() -> None:
-    the.errands(1, last_error="secret")
-    [handed] = make().reserve()
-    contents = signing.loads(handed.token, salt=SALT)
-    claimed_at = Errand.objects.values_list("claimed_at", flat=True).get()
-    assert claimed_at is not None
-    assert contents == ["default", str(handed.row.pk), claimed_at.isoformat()]
-    assert len(handed.token) < 150
 
 
 def refused(run: BatchProcessor[Any], token: Any, **options: Any) -> None:
