@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +20,18 @@ class Trouble:
     """Why a run did not complete; ``report``: what it did until then."""
 
     sentence: str
-    traceback: str = ""
     report: Report | None = None
     #: Whether every further try would fail in the same way.
     is_final: bool = False
 
     @classmethod
     def of(cls, error: Exception, processor: Definition[Any], using: str | None) -> Trouble:
-        """Explain the exception that is being handled."""
-        sentence, trace = explain(error, processor, using), traceback.format_exc()
+        """Explain the error."""
         # A row may cause StillPending, but no row fixes an option.
         is_final = isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending)
         report = getattr(error, "report", None)
         is_told = isinstance(report, Report) and report.did_something
-        return cls(sentence, trace, report if is_told else None, is_final)
+        return cls(explain(error, processor, using), report if is_told else None, is_final)
 
     @classmethod
     def of_resource(cls, error: BaseException) -> Trouble:
