@@ -67,7 +67,7 @@ def _text(name: str, answer: Answer[Any]) -> str:
     if name == "last_run":
         return f"{utc(answer.value):%Y-%m-%d %H:%M:%S}"
     if name == "oldest":
-        return span(answer.value.seconds)
+        return f"{span(answer.value.seconds)}{'+' if answer.how == 'more than' else ''}"
     return printing.answer(answer, name)
 
 

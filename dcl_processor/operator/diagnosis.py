@@ -9,8 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from dcl_processor.exceptions import ProcessorError, StillPending
 from dcl_processor.options.options import Definition
-from dcl_processor.report import errors
-from dcl_processor.report.errors import shown
+from dcl_processor.report.errors import described, shown, text
 from dcl_processor.report.report import Report
 from dcl_processor.sql.errors import is_database_error
 
@@ -26,12 +25,12 @@ class Trouble:
 
     @classmethod
     def of(cls, error: Exception, processor: Definition[Any], using: str | None) -> Trouble:
-        """Explain the error."""
+        """Return why a run raised the error."""
         # A row may cause StillPending, but no row fixes an option.
         is_final = isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending)
         report = getattr(error, "report", None)
-        is_told = isinstance(report, Report) and report.did_something
-        return cls(explain(error, processor, using), report if is_told else None, is_final)
+        has_report = isinstance(report, Report) and report.did_something
+        return cls(explain(error, processor, using), report if has_report else None, is_final)
 
     @classmethod
     def of_resource(cls, error: BaseException) -> Trouble:
@@ -42,20 +41,15 @@ class Trouble:
 def explain(error: BaseException, processor: Definition[Any], using: str | None = None) -> str:
     """Return what was expected, what came, and how to fix it; or what the database said."""
     if isinstance(error, ProcessorError):
-        return one_line(error).removeprefix(f"{processor.name}: ")
+        return described(error).removeprefix(f"{processor.name}: ")
     if is_database_error(error):
         alias = using or processor.using
         named = f"the database {alias!r}" if alias else "the database"
-        return f"{named} reported: {one_line(error)}"
+        return f"{named} reported: {described(error)}"
     return describe(error)
 
 
 def describe(error: BaseException) -> str:
     """Return the error's kind and text in one line, wherever it was raised."""
-    kind, text = type(error).__name__, one_line(error)
-    return f"{kind}: {text}" if text else kind
-
-
-def one_line(error: BaseException) -> str:
-    """Return the error's text without secrets, and without line breaks, which drivers often add."""
-    return shown(errors.text(error))
+    kind, said = type(error).__name__, shown(text(error))
+    return f"{kind}: {said}" if said else kind

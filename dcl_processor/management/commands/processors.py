@@ -19,8 +19,9 @@ from dcl_processor.management.command_line import (
     unknown,
 )
 from dcl_processor.management.printing import Output
-from dcl_processor.operator.diagnosis import describe, one_line
+from dcl_processor.operator.diagnosis import describe
 from dcl_processor.operator.states import NotRecordedError
+from dcl_processor.report.errors import described
 
 #: The actions in the order of the help: what handles each, and what adds its arguments.
 ACTIONS: dict[str, tuple[Callable[..., None], tuple[Callable[..., None], ...]]] = {
@@ -69,7 +70,7 @@ class Command(BaseCommand):
         except CommandError:
             raise
         except (ProcessorError, NotRecordedError) as error:
-            raise misuse(one_line(error)) from error
+            raise misuse(described(error)) from error
         except Exception as error:  # of a database, or of the user's code
             raise unknown(f"{describe(error)}.") from error
 
