@@ -73,6 +73,17 @@ def batch_processor(
     ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises the same
     errors as ``BatchProcessor``.
     """
+    _refuse(misplaced, options)
+    own: dict[str, Any] = {
+        "get_done" if callable(done) else "done": done,
+        "get_failed" if callable(failed) else "failed": failed,
+        "resource": resource,
+    }
+    given = {name: value for name, value in own.items() if value is not None} | options
+    return lambda function: _decorated(function, pending=pending, **given)
+
+
+def _refuse(misplaced: Sequence[Any], options: Mapping[str, Any]) -> None:
     if misplaced:
         raise InvalidOption(
             "expected @batch_processor(pending=…, done=…) with keyword arguments only, got "
@@ -83,22 +94,13 @@ def batch_processor(
             "expected the decorated function to be the handler, got process=… as well; leave one "
             "of the two out."
         )
-    given: dict[str, Any] = {
-        "get_done" if callable(done) else "done": done,
-        "get_failed" if callable(failed) else "failed": failed,
-        "resource": resource,
-    }
-    given |= options
-    given = {name: value for name, value in given.items() if value is not None or name in options}
 
-    def decorate(function: Handler[M]) -> BatchProcessor[M]:
-        identity = _identity(function)
-        processor: BatchProcessor[M]
-        processor = BatchProcessor(pending=pending, process=function, **given)
-        vars(processor).update(identity)
-        return processor
 
-    return decorate
+def _decorated(function: Handler[M], **given: Any) -> BatchProcessor[M]:
+    identity = _identity(function)
+    processor: BatchProcessor[M] = BatchProcessor(process=function, **given)
+    vars(processor).update(identity)
+    return processor
 
 
 def _identity(function: Callable[..., Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict, TypeVar, Unpa
 
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.options import names, validation
+from dcl_processor.options import validation
 from dcl_processor.options.options import DefaultName, Definition, Identity, options
 from dcl_processor.report.exceptions import InvalidOption, Unsupported
 from dcl_processor.report.report import Report
 
 if TYPE_CHECKING:
     from dcl_processor.contrib.reservations import Reservation
-    from dcl_processor.report.dry_run import DryRun
+    from dcl_processor.engine.trial import DryRun
 
 M = TypeVar("M", bound=Model)
 
@@ -79,7 +79,8 @@ class BatchProcessor(Definition[M]):
     - ``handler_timeout``: seconds (or a ``timedelta``) that a call of the handler may take, from
       0.05 to a day; then it is interrupted, and the row fails with ``HandlerTimeout``.
     - ``max_in_flight``: rows of this processor that may be at work at the same time, on all
-      machines together; a batch of ``TRANSACTIONAL`` is one. PostgreSQL only.
+      machines together; a batch of ``TRANSACTIONAL`` is one. PostgreSQL only, and not with
+      ``group_by``.
     - ``rate``: rows that may start in a second, on all machines together; it may be below 1. Needs
       the app ``dcl_processor.ledger``.
     - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
@@ -108,7 +109,7 @@ class BatchProcessor(Definition[M]):
             cls.name = DefaultName()  # type: ignore[assignment]  # never inherited
 
     def __init__(self, **given: Any) -> None:
-        names.check_options(type(self), options(), given)
+        validation.check_options(type(self), options(), given)
         self.__name__ = type(self).__name__
         #: Copies of the instance share this object, because they are the same processor.
         self._identity = Identity()
@@ -237,7 +238,7 @@ class BatchProcessor(Definition[M]):
         For code that inserts rows of the key, or changes their order. ``key``: a value of the
         column, or the related row; one that the column cannot have raises Django's error.
         """
-        from dcl_processor.keys.lock import lock_key  # loaded when used
+        from dcl_processor.keys.columns import lock_key  # loaded when used
 
         if self.is_transactional and self.most_of_a_key != 1 and self._identity in _running.get():
             raise Unsupported(
@@ -334,5 +335,11 @@ class BatchProcessor(Definition[M]):
 
     def __call__(self, *rows: Never, **parameters: Unpack[RunParameters]) -> Report:
         """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
-        validation.refuse_rows(self, rows)
+        if rows:
+            name = self.__name__
+            raise TypeError(
+                f"expected {name}() without a row, because it runs over all pending rows, got "
+                f"{rows[0]!r}; call {name}.process(row) to handle one row, or "
+                f"{name}(filter=Q(pk=…)) to run for some rows."
+            )
         return self.run(**parameters)

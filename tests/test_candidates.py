@@ -69,7 +69,7 @@ def test_i8_an_order_forgets_the_rows_that_others_finished() -> None:
     rows = parcels(60)
     tried: set[int] = set()
     longest = 0
-    for asked, pks in scan.ordered_scan(lambda: question(unsent), tried):
+    for asked, pks in scan.Scan(lambda: question(unsent), tried).in_order():
         longest = max(longest, len(tried))
         for pk in pks:
             tried.add(pk)  # not there to be claimed: another copy has just finished it
@@ -83,8 +83,8 @@ def question(queryset: QuerySet[Any]) -> Question[Any]:
     return ask(queryset, label="test")
 
 
-def by_key(tried: set[Any]) -> scan.KeyScan:
-    return scan.KeyScan(lambda: ask(unsent, label="test"), tried)
+def by_key(tried: set[Any]) -> scan.Scan:
+    return scan.Scan(lambda: ask(unsent, label="test"), tried)
 
 
 def test_i8_keys_that_were_tried_are_forgotten_behind_the_scan() -> None:

@@ -19,7 +19,7 @@ from dcl_processor.exceptions import (
     ProcessorError,
     Unsupported,
 )
-from dcl_processor.options import names
+from dcl_processor.options import validation
 from tests.models import Parcel
 
 PENDING = Parcel.objects.filter(sent=False)
@@ -236,16 +236,10 @@ def test_methods_are_neither_options_nor_listed_as_such() -> None:
     assert not {"run", "in_doubt", "mark_done", "requeue", "wake"} & set(listed)
 
 
-def test_a_function_for_done_in_a_class_is_a_method_of_another_name() -> None:
-    kind = type("Send", (SendParcels,), {"done": lambda self, row: {}})
-    with pytest.raises(InvalidDone, match=r"in a class, write the method get_done\(\)"):
-        kind()
-
-
 @pytest.mark.parametrize("make", [SendParcels, define])
 def test_a_name_of_other_queues_is_refused_with_what_to_write_instead(make: Any) -> None:
-    for name, instead in names.OF_OTHERS.items():
+    for name, instead in validation.OF_OTHERS.items():
         with pytest.raises(InvalidOption) as refused:
             make(**{name: 3})
         assert str(refused.value).endswith(f" has no option {name!r}; {instead}.")
-    assert not [name for name in names.OF_OTHERS if hasattr(SendParcels, name)]
+    assert not [name for name in validation.OF_OTHERS if hasattr(SendParcels, name)]

@@ -23,7 +23,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ReservationLost": {"name": "shop.Order", "pk": 3, "reason": "lapsed"},
     "HandlerExited": {"error": SystemExit(3)},
     "HandlerTimeout": {"seconds": 2.5},
-    "AttemptsUsedUp": {"attempts": 3, "is_known": True},
+    "AttemptsUsedUp": {"attempts": 3},
 }
 
 CLASSES = [

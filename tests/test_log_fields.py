@@ -172,14 +172,13 @@ def test_an_error_is_masked_where_it_is_kept_and_where_it_is_shown() -> None:
     assert "hunter2" not in str(status(processor).as_dict())
 
 
-def test_a_long_traceback_keeps_both_ends() -> None:
+def test_a_long_traceback_keeps_its_end() -> None:
     lines = [f'  File "{number}.py"' for number in range(10_000)]
-    text = "\n".join(["Traceback: password=hunter2", *lines, "ValueError: token=hunter2\n"])
+    text = "\n".join([*lines, "ValueError: token=hunter2\n"])
     found = shown_traceback(text)
     assert len(found) <= LONGEST_TRACEBACK
-    assert found.startswith('Traceback: password=***\n  File "0.py"\n')
+    assert found.startswith("  …\n")
     assert found.endswith('\n  File "9999.py"\nValueError: token=***\n')
-    assert found.count("\n  …\n") == 1
     short = 'Traceback:\n  File "a.py"\n    x()\n'
     assert shown_traceback(short) == short
     assert shown_traceback("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"

@@ -18,7 +18,7 @@ from django.db.models import Model, Q, QuerySet
 from dcl_processor.engine.calls import Call
 from dcl_processor.engine.executors import Inline
 from dcl_processor.engine.marked import settle_next
-from dcl_processor.engine.rows import Batch, Row
+from dcl_processor.engine.rows import Batch, Row, mark_of_claim
 from dcl_processor.engine.run import Run
 from dcl_processor.engine.settle import PATIENCE, settle
 from dcl_processor.exceptions import InvalidToken, LostBecause, ReservationLost, Unsupported
@@ -207,16 +207,7 @@ class HandingOut(Run):
         filter: Q | None = None,
         using: str | None = None,
     ) -> None:
-        super().__init__(
-            processor,
-            filter=filter,
-            using=using,
-            limit=limit,
-            timeout=None,
-            wait_for_locked=0,
-            concurrency=1,
-            stop=None,
-        )
+        super().__init__(processor, filter=filter, using=using, limit=limit, concurrency=1)
         self.heartbeat = None
         self.handed: list[tuple[Batch, Row]] = []
         #: What became of the last row that was settled; ``None``: it was put back.
@@ -268,7 +259,7 @@ def settled(
     run.prepare()
     try:
         run.source.question = question
-        mark, pk, attempt = run.marks.make(question.model), instance.pk, 1
+        mark, pk, attempt = mark_of_claim(processor, question.model), instance.pk, 1
         before = dict(mark.undone or {})
         if processor.retry is not None:
             attempt = getattr(instance, processor.retry.attempts) or 0

@@ -19,17 +19,16 @@ from django.utils import timezone
 from dcl_processor.engine.rows import Row
 from dcl_processor.options.model_columns import check_columns
 from dcl_processor.options.options import Definition
-from dcl_processor.report.errors import add_note, described
+from dcl_processor.report.errors import add_note, described, raise_interrupt
 from dcl_processor.report.exceptions import (
     AttemptsUsedUp,
     InvalidDone,
     InvalidOption,
     ProcessorError,
 )
-from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Discarded, Failed, Outcome, Snoozed
-from dcl_processor.report.values import Values, is_constant
+from dcl_processor.report.values import Values, is_constant, resolve
 
 #: The errors of a flip from which Django cannot build a statement.
 UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError, OverflowError)
@@ -45,14 +44,9 @@ def invalid_done(label: str, error: BaseException) -> InvalidDone:
 def fixed_flip(processor: Definition[Any]) -> Values | None:
     """Return the flip if it is the same for all rows; ``None``: it depends on the row."""
     done = processor.done if processor._has_fixed_flip else None
-    if done is None or not all(map(_is_shared, done.values())):
+    if done is None or any(callable(each) and each is not timezone.now for each in done.values()):
         return None
     return with_cleared_retry(processor, done)
-
-
-def _is_shared(value: Any) -> bool:
-    """Return whether a value is written alike to all rows: no callable, or the clock."""
-    return not callable(value) or value is timezone.now
 
 
 def likeness(values: Values) -> Any:
@@ -77,17 +71,10 @@ def refuse_moved(processor: Definition[Any], row: Row, table: QuerySet[Any, Any]
         )
 
 
-def used_up(processor: Definition[Any], row: Row) -> Failed:
-    """Return the outcome of a row that has no attempts left, and was not given up on."""
-    assert processor.retry is not None
-    is_known = processor.is_transactional or not row.is_leftover
-    return Failed(AttemptsUsedUp(processor.retry.max_attempts or 0, is_known=is_known))
-
-
 def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
     """Return the values that take a handled row out of pending, or raise ``InvalidDone``."""
     values = given(processor, row, *([result] if processor._flip_needs_result else []))
-    return with_cleared_retry(processor, values)
+    return resolve(with_cleared_retry(processor, values))
 
 
 def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
@@ -110,9 +97,10 @@ def _returned(
     processor: Definition[Any], row: Model, option: str, call: Callable[[], Any]
 ) -> Values:
     """Return the values that a function of the user's gives for a row; raises ``InvalidDone``."""
+    example = {"sent" if option == "done" else "given_up": True}
     expected = (
         f"{processor.name}: expected {option} to return a mapping of column names to values, such "
-        "as {'sent': True}, got"
+        f"as {example}, got"
     )
     try:
         values = call()
@@ -183,8 +171,6 @@ def _after_failure(
         # If nothing shows it, the row is tried again.
         if dead_letter or most is not None:
             noted = retry.given_up(error, last, model)
-            if was_used_up and error.is_known:  # type: ignore[attr-defined]  # it is one
-                noted.pop(retry.last_error or "", None)  # the row has that of its last attempt
             return replace(outcome, attempt=last), {**noted, **dead_letter}
     after = retry.after(error, attempt, model)
     at = retry.next_attempt_at
@@ -232,7 +218,7 @@ def _snoozed(
 def _without(processor: Definition[Any], option: str, raised: str, state: str) -> InvalidOption:
     return InvalidOption(
         f"{processor.name}: expected {option}=… for a handler that raises {raised}, got none, so "
-        f"the row stays {state}; add {option}=…."
+        f"the row stays {state}; add {option}."
     )
 
 

@@ -7,55 +7,36 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass, field
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import Error, connections
+from django.db import DatabaseError, connections, transaction
 
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
+from dcl_processor.report.errors import HandlerCancelled, ends_the_run, raise_interrupt
 from dcl_processor.report.exceptions import HandlerTimeout, TransactionLeftOpen, Unsupported
-from dcl_processor.report.interrupts import HandlerCancelled, ends_the_run, raise_interrupt
 from dcl_processor.report.outcomes import Failed, Handled, Outcome, judge, returned_error
 from dcl_processor.report.values import seconds
-from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back, says_open
-
-#: Variables that were set by observers, such as the current span, and their values.
-Left = Mapping[ContextVar[Any], Any]
-
-
-def left_by(tell: Callable[..., Any], *given: Any) -> Left:
-    """Call a function in a copy of this context; return what it has left there."""
-    before = copy_context()
-    after = before.copy()
-    after.run(tell, *given)
-    return {each: value for each, value in after.items() if before.get(each, START) is not value}
-
-
-def with_left(left: Left, context: Context) -> Context:
-    """Return a copy of a context in which these variables are set."""
-    context = context.copy()
-    for each, value in left.items():
-        context.run(each.set, value)
-    return context
+from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """A call of a handler; ``is_started``: the thread that calls it writes that alone.
 
-    ``left``: what the observers have left for its context.
+    ``context``: that in which the observers were called, if there are any.
     """
 
     batch: Batch
     rows: Sequence[Row]
     is_started: bool = False
-    left: Left = field(default_factory=dict)
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +72,12 @@ class Handler:
         self._function = function
         self._process = os.getpid()
 
-    def call(self, rows: Sequence[Row], arguments: tuple[Any, ...], left: Left) -> Result:
+    def call(
+        self, rows: Sequence[Row], arguments: tuple[Any, ...], context: Context | None = None
+    ) -> Result:
         """Call the handler in this thread; any error becomes an outcome, or ends the run."""
-        if left:
-            return with_left(left, copy_context()).run(self.call, rows, arguments, {})
+        if context is not None:
+            return context.run(self.call, rows, arguments)
         if self._processor._is_async:
             result: Result = async_to_sync(self.call_async)(rows, arguments)
             return result
@@ -200,9 +183,6 @@ def _refuse_coroutine(result: Any) -> None:
 #: Seconds between two interrupts of a handler that goes on.
 AGAIN = 1.0
 
-#: libpq's PQTRANS_ACTIVE.
-_ACTIVE = 1
-
 
 @contextmanager
 def alarm(limit: float) -> Iterator[None]:
@@ -218,38 +198,20 @@ def alarm(limit: float) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Whatever the handler makes of the interrupt, its row has failed.
-        if fired and (isinstance(error, HandlerCancelled) or not ends_the_run(error)):
+        if fired:  # whatever the handler makes of the interrupt, its row has failed
             raise HandlerTimeout(limit) from error
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if fired:
-            _end_statements()
     if fired:
         raise HandlerTimeout(limit)
 
 
-def _end_statements() -> None:
-    """End the sessions whose statement was interrupted: the server would go on with it."""
-    some: Any = connections.all(initialized_only=True)
-    for each in some:
-        client = getattr(each.connection, "pgconn", None)
-        if client is not None and client.transaction_status == _ACTIVE:
-            with suppress(Error, each.Database.Error):
-                each.connection.cancel()
-                each.close()
-
-
-def refuse_alarm(label: str) -> None:
-    """Raise ``Unsupported`` unless a plain handler can be interrupted in this thread."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        raise Unsupported(
-            f"{label}: expected a run with handler_timeout in the main thread, whose handlers a "
-            "signal can interrupt, got one in another thread; run it in a process of its own, or "
-            "write an async handler."
-        )
+def can_interrupt() -> bool:
+    """Return whether a plain handler can be interrupted in this thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and hasattr(signal, "SIGALRM")
 
 
 # --- transactions that a handler has left open
@@ -270,7 +232,7 @@ def left_open(known: set[str]) -> bool:
     for each in connections.all(initialized_only=True):
         if each.alias in known or in_test_case(each):
             continue
-        if each.in_atomic_block or in_transaction(each) or says_open(each):
+        if each.in_atomic_block or in_transaction(each):
             # Race: flip without work. What the handler has written there is not committed.
             roll_back(each)
             found = True
@@ -282,17 +244,11 @@ def left_open(known: set[str]) -> bool:
 @contextmanager
 def in_test_savepoint(using: str) -> Iterator[None]:
     """Inside Django's ``TestCase`` keep an error of the handler from breaking its transaction."""
-    connection = connections[using]
-    if not in_test_case(connection):
+    if not in_test_case(connections[using]):
         yield
         return
-    point: Any = connection.savepoint()
-    yield
-    try:
-        connection.savepoint_commit(point)
-    except Error:
-        connection.set_rollback(False)
-        connection.savepoint_rollback(point)
+    with suppress(DatabaseError), transaction.atomic(using=using):
+        yield
 
 
 def without_work(result: Result, *, shared: bool = False) -> Result:

@@ -1,7 +1,8 @@
-"""What the steps of a run share: its processor, its session, and how far it has come."""
+"""What the steps and the source of a run share: its processor, its session, and how far it is."""
 
 from __future__ import annotations
 
+import contextvars
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -9,23 +10,23 @@ from typing import Any
 from django.db.models import Model, Q
 
 from dcl_processor.engine import bookkeeping
-from dcl_processor.engine.calls import Call, Handler, Left, left_by
+from dcl_processor.engine.calls import Call, Handler
 from dcl_processor.engine.executors import Executor, Threads
 from dcl_processor.engine.heartbeat import Heartbeat
-from dcl_processor.engine.keyed import KeyedSource
 from dcl_processor.engine.limits import Limits, refuse_backlog
 from dcl_processor.engine.poison import Notes
 from dcl_processor.engine.resource import Resource, run_coroutine
-from dcl_processor.engine.rows import Batch, Marks, Row, Unsettled, column
-from dcl_processor.engine.source import Source
+from dcl_processor.engine.rows import Batch, Row, Unsettled
 from dcl_processor.keys.claim import Claims
 from dcl_processor.options.options import Definition
+from dcl_processor.options.retry import Retry
 from dcl_processor.pending.question import Question, ask, with_known_statements
 from dcl_processor.report.counters import Counters
+from dcl_processor.report.exceptions import AttemptsUsedUp
 from dcl_processor.report.observer import EndRun, Gates, Observers
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.report.report import Stopped
-from dcl_processor.report.values import Values, resolve
+from dcl_processor.report.values import Values
 from dcl_processor.sql.session import Session
 
 #: Outcomes that wait to be written, with which a run claims no further rows.
@@ -39,7 +40,8 @@ class Context:
     """All state of a run is here, and none on the processor. Only the engine's thread uses it."""
 
     session: Session
-    source: Source | KeyedSource
+    #: Gives the rows, and asks whether they may start.
+    source: Any
     executor: Executor
     stopped: Stopped | None = None
     #: Models to which no flip was written yet: their rows are handled one at a time.
@@ -53,12 +55,8 @@ class Context:
         self.observers = Observers(processor, uuid.uuid4().hex)
         self.gates = Gates(processor, self.observers)
         self.counters = Counters(processor, self.observers)
-        self.is_transactional = processor.is_transactional
-        self.notes_failures = processor._notes_failures
-        self.unproven = processor._identity.unproven
         self.handler = Handler(processor)
         self.resource = Resource(processor, run_coroutine if processor._is_async else None)
-        self.marks = Marks(processor)
         lease = processor.lease
         self.heartbeat = None if lease is None else Heartbeat(lease, processor.name)
         #: The flip, if it is the same for all rows.
@@ -69,9 +67,12 @@ class Context:
         #: Calls of handlers that were handed out and have not ended, and rows that were decided.
         self.calls: set[Call] = set()
         self.unsettled: list[Unsettled] = []
+        self._most_pending = processor.max_pending if limits.rows is None else None
+        self.is_transactional = processor.is_transactional
+        self.notes_failures = processor._notes_failures
+        self.unproven = processor._identity.unproven
         self.capacity, self.concurrency = processor.batch_size, 1
         self.is_closing = self.is_eager = self.is_held_back = False
-        self._most_pending = processor.max_pending if limits.rows is None else None
 
     def ask(self) -> Question[Any]:
         """Return the question for the next window."""
@@ -86,11 +87,6 @@ class Context:
         )
         return with_known_statements(question, self.processor.name)
 
-    def pending(self) -> Any:
-        """Return the rows that are pending, whether they may be tried now or not."""
-        asked = ask(self.processor.pending, label="", filter=self._filter, using=self._using)
-        return asked.queryset
-
     def must_stop(self) -> bool:
         """Return whether no further row may start."""
         if self.stopped is None:
@@ -102,19 +98,17 @@ class Context:
     @property
     def failure(self) -> BaseException | None:
         """Why no handler can be called any more, which is no row's fault."""
-        some = (
-            self.resource.failure,
-            self.executor.failure,
-            getattr(self.heartbeat, "failure", None),
-        )
-        return next((each for each in some if each is not None), None)
+        parts: list[Any] = [self.resource, self.executor, self.heartbeat]
+        return next((each.failure for each in parts if each and each.failure is not None), None)
 
-    def let_in(self, room: int) -> int:
-        """Return how many rows the gates let start now; waits while there are none.
+    def let_in(self, room: int, in_flight: int) -> int:
+        """Return how many rows may start now; waits while the gates let none start.
 
         ``is_held_back``: there are none, and rows in flight, whose ends the run waits for instead.
         """
         self.is_held_back = False
+        if self.limits.rows is not None:
+            room = min(room, self.limits.rows - self.counters.handled - in_flight)
         while room > 0 and self.gates.all:
             if self.must_stop():
                 return 0
@@ -130,9 +124,13 @@ class Context:
             self.limits.pause(GATE_PAUSE)
         return room
 
-    def announce(self, rows: Sequence[Row]) -> Left:
-        """Tell the observers that a handler is about to be called for these rows."""
-        return left_by(self._announce, rows) if self.observers.of_rows else {}
+    def announce(self, rows: Sequence[Row]) -> contextvars.Context | None:
+        """Tell the observers that a handler is about to be called; return the context for it."""
+        if not self.observers.of_rows:
+            return None
+        context = contextvars.copy_context()
+        context.run(self._announce, rows)
+        return context
 
     def _announce(self, rows: Sequence[Row]) -> None:
         since = self.processor.pending_since
@@ -141,6 +139,12 @@ class Context:
             attempt = row.attempt if self.processor.retry is not None else None
             known = {"attempt": attempt, "since": at, "together": len(rows)}
             self.observers.row("started", row.pk, **known)
+
+    def begin_window(self, question: Question[Any]) -> None:
+        """Refuse a backlog."""
+        if self._most_pending is not None:
+            refuse_backlog(self.processor.name, question, self._most_pending)
+            self._most_pending = None
 
     def tally(self, pk: Any, outcome: Outcome) -> None:
         """Count a row that is over, and tell the gates."""
@@ -165,10 +169,6 @@ class Context:
             or self.counters.looks_bad(failed)
         )
         return not (ends or self.limits.is_up())
-
-    def flip_of(self, row: Row, outcome: Handled) -> Values:
-        """Compute the flip of a row that was handled; raises if it cannot be written."""
-        return resolve(bookkeeping.flip(self.processor, row.instance, outcome.result))
 
     def count(self, batch: Batch) -> None:
         """Count the rows of a batch whose transaction has ended."""
@@ -208,27 +208,18 @@ class Context:
         """Give a call to the executor."""
         self.calls.add(call)
         if isinstance(self.executor, Threads):
-            call.left = self.announce(call.rows)
+            call.context = self.announce(call.rows)
         self.executor.submit(call)
 
-    def begin_window(self, question: Question[Any]) -> None:
-        """Refuse a backlog."""
-        if self._most_pending is not None:
-            refuse_backlog(self.processor.name, question, self._most_pending)
-            self._most_pending = None
 
-
-def read_attempts(run: Context, question: Question[Any], rows: list[Row]) -> None:
+def read_attempts(retry: Retry, rows: list[Row]) -> None:
     """Note of each row how often it was tried; one without attempts left gets an outcome.
 
     Before a handler can change the instances.
     """
-    retry = run.processor.retry
-    assert retry is not None
-    name = retry.attempts
-    tried = {row.pk: row.before[name] for row in rows if name in row.before}
-    tried = tried or column(question, rows, name)
     for row in rows:
-        row.attempt = (tried.get(row.pk) or 0) + 1  # NULL counts as 0
+        name, before = retry.attempts, row.before
+        tried = before[name] if name in before else getattr(row.instance, name)
+        row.attempt = (tried or 0) + 1  # NULL counts as 0
         if retry.max_attempts is not None and row.attempt > retry.max_attempts:
-            row.refused = bookkeeping.used_up(run.processor, row)
+            row.refused = Failed(AttemptsUsedUp(retry.max_attempts))

@@ -15,21 +15,18 @@ from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from asgiref.sync import AsyncToSync, SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 from django.db.backends.signals import connection_created
-from django.utils import timezone, translation
 
 from dcl_processor.engine.calls import (
     START,
     Call,
     Handler,
-    Left,
     Result,
     in_test_savepoint,
     left_open,
     open_aliases,
-    with_left,
     without_work,
 )
 from dcl_processor.engine.resource import Resource
@@ -86,11 +83,11 @@ def handle(
         call.is_started = is_ready
     if not is_ready:
         return None if answer is START else answer
-    result = handler.call(call.rows, resource.arguments, call.left)
+    result = handler.call(call.rows, resource.arguments, call.context)
     if left_open(known):
         result = without_work(result)
     if fails(result):
-        resource.reopen_later()
+        resource.is_stale = True
     return result
 
 
@@ -116,10 +113,8 @@ class Threads:
         self._calls.put(call)
         if len(self._threads) < self._size:
             number = len(self._threads) + 1
-            name = f"{self._processor.name}: {number}"
-            work = copy_context().run
-            arguments = (self._work, translation.get_language(), timezone.get_current_timezone())
-            thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+            name, work = f"{self._processor.name}: {number}", copy_context().run
+            thread = threading.Thread(target=work, args=(self._work,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -134,17 +129,16 @@ class Threads:
         for thread in self._threads:
             thread.join()
 
-    def _work(self, language: str, zone: Any) -> None:
+    def _work(self) -> None:
         resource = Resource(self._processor)
         try:
-            with translation.override(language), timezone.override(zone):
-                while (call := self._calls.get()) is not None:
-                    result: Any = RuntimeError("the handler's thread ended without a result")
-                    try:
-                        result = self._handled(call, resource)
-                    finally:
-                        self._results.put((call, result))
-                    self.failure = self.failure or resource.failure
+            while (call := self._calls.get()) is not None:
+                result: Any = RuntimeError("the handler's thread ended without a result")
+                try:
+                    result = self._handled(call, resource)
+                finally:
+                    self._results.put((call, result))
+                self.failure = self.failure or resource.failure
         finally:
             resource.close()
             connections.close_all()
@@ -194,11 +188,7 @@ class Loop:
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # also in a test of the user's
         self._uses_database = self._is_cancelled = self._is_over = False
         self.failure: BaseException | None = None
-        # Not the caller's context: its only thread for database calls may wait for the run.
         self._sensitive = ThreadSensitiveContext()
-        self._context = Context()
-        self._context.run(SyncToAsync.thread_sensitive_context.set, self._sensitive)
-        self._settings = translation.get_language(), timezone.get_current_timezone()
         self._thread = threading.Thread(
             target=self._work, name=f"{processor.name}: loop", daemon=True
         )
@@ -217,8 +207,11 @@ class Loop:
     def _run(self, coroutine: Any) -> Any:
         return self._start(coroutine).result()
 
-    def _start(self, coroutine: Any, left: Left | None = None) -> Any:
-        context = with_left(left or {}, self._context)
+    def _start(self, coroutine: Any, context: Context | None = None) -> Any:
+        context = context or Context()
+        # Not the caller's thread for database calls, which may wait for the run.
+        context.run(SyncToAsync.thread_sensitive_context.set, self._sensitive)
+        context.run(setattr, AsyncToSync.executors, "current", None)
         return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
 
     def submit(self, call: Call) -> None:
@@ -235,16 +228,14 @@ class Loop:
         if is_ready:
             call.is_started = True
             self._users[self._resource] += 1
-            self._start(self._handle(call, self._resource), call.left)
+            self._start(self._handle(call, self._resource), call.context)
         else:
             self._results.put((call, (None, None if answer is START else answer)))
 
     async def _handle(self, call: Call, resource: Resource) -> None:
         self._under_way.add(call)
         try:
-            language, zone = self._settings
-            with translation.override(language), timezone.override(zone):
-                result: Any = await self._handler.call_async(call.rows, resource.arguments)
+            result: Any = await self._handler.call_async(call.rows, resource.arguments)
             if self._uses_database and await sync_to_async(left_open)(set()):
                 # Race: flip without work. The others share the connection, and so its transaction.
                 self._spoilt |= self._under_way
@@ -267,7 +258,7 @@ class Loop:
         if resource is not None:
             self._users[resource] -= 1
             if fails(result):
-                resource.reopen_later()
+                resource.is_stale = True
             if resource in self._worn and not self._users[resource]:
                 self._worn.discard(resource)
                 resource.close()

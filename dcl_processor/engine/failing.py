@@ -11,8 +11,8 @@ from dcl_processor.engine import bookkeeping
 from dcl_processor.engine.context import Context
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
+from dcl_processor.report.errors import raise_interrupt
 from dcl_processor.report.exceptions import InsideTransaction
-from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.sql.errors import (
@@ -88,7 +88,7 @@ def _fail(run: Context, batch: Batch, pk: Any, error: Exception) -> None:
         outcome = _recorded(run, batch, row, outcome, refused)
     run.source.end([pk], [pk])
     run.tally(pk, outcome)
-    run.resource.reopen_later()
+    run.resource.is_stale = True
 
 
 def log_refused(processor: Definition[Any], row: Row | None, result: Any, error: Exception) -> None:

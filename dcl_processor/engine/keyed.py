@@ -12,8 +12,9 @@ from typing import Any
 
 from django.db.models import Q
 
+from dcl_processor.engine.context import Context
 from dcl_processor.engine.rows import Batch
-from dcl_processor.engine.source import MOST_LOCKED, Host
+from dcl_processor.engine.source import MOST_LOCKED
 from dcl_processor.keys.turns import Turns
 from dcl_processor.keys.window import Found, Reads
 from dcl_processor.pending import scan
@@ -28,7 +29,7 @@ class KeyedSource:
     is gone, and those that were rolled back with others, are handled alone.
     """
 
-    def __init__(self, host: Host, reads: Reads, most: int | None) -> None:
+    def __init__(self, host: Context, reads: Reads, most: int | None) -> None:
         self._host, self._reads = host, reads
         self._turns = Turns(self._read, most, reads.in_order)
         self._waits: Iterator[bool] = host.limits.waits()
@@ -63,10 +64,7 @@ class KeyedSource:
         return None
 
     def _batch(self, room: int) -> Batch | None:
-        most, counters = self._host.limits.rows, self._host.counters
-        if most is not None:
-            room = min(room, most - counters.handled - len(self._keys))
-        room = self._host.let_in(room)
+        room, counters = self._host.let_in(room, len(self._keys)), self._host.counters
         if room <= 0:
             return None
         if self._alone:

@@ -92,12 +92,6 @@ def refuse_backlog(label: str, question: Question[Any], most: int) -> None:
         )
 
 
-def check_concurrency(concurrency: Any, *, is_async: bool) -> None:
-    """Raise unless this number of handlers may be in flight at once."""
-    most = MOST_TASKS if is_async else MOST_THREADS
-    expect_whole_number("expected concurrency", concurrency, of="handlers", least=1, most=most)
-
-
 def check_alias(alias: str | None) -> None:
     """Raise ``InvalidOption`` unless the alias is one of the settings' ``DATABASES``."""
     known = connections.databases

@@ -10,8 +10,8 @@ from dcl_processor.engine.context import Context, read_attempts
 from dcl_processor.engine.failing import log_refused
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.engine.verify import verify
+from dcl_processor.report.errors import raise_interrupt
 from dcl_processor.report.exceptions import SessionLost, StillPending
-from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.outcomes import Failed, Handled, Outcome
 from dcl_processor.report.values import Values
 from dcl_processor.sql.errors import is_contention
@@ -28,7 +28,7 @@ def claim(run: Context, batch: Batch) -> None:
     if not batch.rows:
         return
     if run.processor.retry is not None:
-        read_attempts(run, question, batch.rows)
+        read_attempts(run.processor.retry, batch.rows)
     if question.model not in run.processor._identity.verified:
         verify(run.processor, run.session, question, batch.rows[0])
 
@@ -70,7 +70,7 @@ def _handle(run: Context, batch: Batch, row: Row, savepoint: RowSavepoint) -> Ou
             raise outcome.error from None  # what the handler has raised comes first
         raise
     if isinstance(outcome, Failed):
-        run.resource.reopen_later()
+        run.resource.is_stale = True
     return outcome
 
 
@@ -81,7 +81,8 @@ def _with_flip(run: Context, batch: Batch, row: Row, outcome: Outcome) -> Outcom
     try:
         if row.instance.pk != row.pk:
             bookkeeping.refuse_moved(run.processor, row, batch.question.table)
-        row.flip = run.fixed_flip or run.flip_of(row, outcome)
+        given = outcome.result
+        row.flip = run.fixed_flip or bookkeeping.flip(run.processor, row.instance, given)
     except Exception as error:  # noqa: BLE001  # of the user's function
         raise_interrupt(error)
         log_refused(run.processor, row, outcome.result, error)
@@ -110,14 +111,14 @@ def _handle_together(run: Context, batch: Batch) -> None:
         run.notes.note([])
     run.session.check()
     if not isinstance(result, Mapping):
-        run.resource.reopen_later()
+        run.resource.is_stale = True
         raise Together(result)
     kept = savepoint.close(Handled())
     if isinstance(kept, Failed):
         raise kept.error
     batch.ended += [(row, _with_flip(run, batch, row, result[row.pk])) for row in rows]
     if any(isinstance(each, Failed) for each in result.values()):
-        run.resource.reopen_later()
+        run.resource.is_stale = True
 
 
 class Together(Exception):

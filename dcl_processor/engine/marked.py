@@ -7,11 +7,11 @@ from typing import Any
 
 from dcl_processor.engine.calls import Call
 from dcl_processor.engine.context import Context, read_attempts
-from dcl_processor.engine.rows import Batch, Row
+from dcl_processor.engine.rows import Batch, Row, mark_of_claim
 from dcl_processor.engine.settle import FIRST_PAUSE, next_try, settle, write_settled
 from dcl_processor.engine.verify import verify
 from dcl_processor.pending import steady as time
-from dcl_processor.report.interrupts import raise_interrupt
+from dcl_processor.report.errors import raise_interrupt
 from dcl_processor.report.outcomes import Failed, as_exception
 
 #: Seconds that a claim waits for more free places of an event loop.
@@ -21,7 +21,7 @@ LINGER = 0.02
 def claim_and_mark(run: Context, batch: Batch) -> None:
     """Lock the rows, check them again, mark those that are still pending, and commit."""
     question = batch.question
-    mark = run.marks.make(question.model)
+    mark = mark_of_claim(run.processor, question.model)
     since = time.monotonic()
     is_verified = question.model in run.processor._identity.verified
     if not (is_verified or _verified(run, batch)):
@@ -37,7 +37,6 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
         row = Row(pk, instance, before=before, expected=expected)
         batch.rows.append(row)
         if mark.lease is not None:
-            row.is_leftover = before[mark.lease.field] is not None
             # A handler's save() leaves alone what is not loaded: the lease is renewed meanwhile.
             vars(instance).pop(mark.lease.field, None)
     run.source.note_claim(batch, claimed)
@@ -46,7 +45,7 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
             tokens = {pk: claimed.after[pk][mark.lease.field] for pk in claimed.rows}
             run.heartbeat.hold(question, tokens, since)
         if run.processor.retry is not None:
-            read_attempts(run, question, batch.rows)
+            read_attempts(run.processor.retry, batch.rows)
 
 
 def _verified(run: Context, batch: Batch) -> bool:

@@ -10,9 +10,8 @@ from typing import Any
 from asgiref.sync import async_to_sync
 
 from dcl_processor.options.options import Definition
-from dcl_processor.report.errors import forget_frames
+from dcl_processor.report.errors import forget_frames, raise_interrupt
 from dcl_processor.report.exceptions import InvalidOption
-from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 
 
@@ -20,7 +19,8 @@ class Resource:
     """The processor's ``resource()`` in one thread.
 
     ``arguments``: the handler's arguments after its row: the resource, or nothing. ``failure``: why
-    it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it.
+    it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it,
+    and the next ``ready()`` reopens it.
     ``run``: runs a coroutine on an event loop.
     """
 
@@ -48,10 +48,6 @@ class Resource:
                 forget_frames(error)
                 self.failure = error
         return self.failure is None
-
-    def reopen_later(self) -> None:
-        """Note that a row failed: the next ``ready()`` reopens it."""
-        self.is_stale = True
 
     def close(self) -> None:
         """Close it; an error is logged, because the rows are done."""
@@ -89,8 +85,8 @@ class Resource:
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine as the handlers of a ``TestCase`` are run: in this thread, to its end."""
+    return async_to_sync(_awaited)(coroutine)
 
-    async def awaited() -> Any:
-        return await coroutine
 
-    return async_to_sync(awaited)()
+async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return await coroutine

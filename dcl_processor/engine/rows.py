@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -28,8 +27,7 @@ class Row:
     ``instance``: the user's, to which nothing is added; ``attempt``: the number of this one, from
     1, if a ``retry`` counts it. ``refused``: its outcome if no handler may be called. ``before``:
     the marked columns before the claim; ``expected``: what recognises the row in its settlement.
-    ``is_leftover``: another worker had it under a lease, and did not settle it. ``flip``: what is
-    written to it, once it was handled in its transaction.
+    ``flip``: what is written to it, once it was handled in its transaction.
     """
 
     pk: Any
@@ -38,7 +36,6 @@ class Row:
     refused: Outcome | None = None
     before: Values = field(default_factory=dict)
     expected: Values = field(default_factory=dict)
-    is_leftover: bool = False
     flip: Values = field(default_factory=dict)
 
 
@@ -127,34 +124,19 @@ def _one_more(column: str) -> Any:
     return Coalesce(F(column), Value(0)) + 1
 
 
-class Marks:
-    """Makes the mark of each claim of a run."""
-
-    def __init__(self, processor: Definition[Any]) -> None:
-        self._processor = processor
-        self._count = processor.retry.attempts if processor.retry is not None else None
-
-    def make(self, model: type[Model]) -> Mark:
-        processor = self._processor
-        lease, at, claim = processor.lease, processor.claimed_at, processor.claim
-        time, none = ({at: _NOW}, {at: None}) if at else ({}, {})
-        is_flip = lease is None and claim is None
-        chosen: Values = claim or (processor.done or {} if is_flip else {})
-        values = by_attname(model, {**resolve(chosen), **time})
-        if lease is None:
-            undone = None if processor.reset is None else {**none, **processor.reset}
-            return Mark(values, none, undone, {}, is_flip)
-        reset = by_attname(model, (claim and processor.reset) or {})
-        removed = {**none, lease.field: None}
-        values[lease.field] = _end_of(lease)
-        if self._count:
-            values[self._count] = _one_more(self._count)
-        return Mark(values, removed, {**reset, **removed}, reset, is_flip, lease)
-
-
-def column(question: Question[Any], rows: Sequence[Row], name: str) -> dict[Any, Any]:
-    """Return a column's values by the rows' keys, as they were read under the lock."""
-    known = {row.pk: vars(row.instance) for row in rows}
-    if any(name not in values for values in known.values()):
-        return dict(question.table.filter(pk__in=[*known]).values_list("pk", name))
-    return {pk: values[name] for pk, values in known.items()}
+def mark_of_claim(processor: Definition[Any], model: type[Model]) -> Mark:
+    """Return what the next claim writes to its rows."""
+    lease, at, claim = processor.lease, processor.claimed_at, processor.claim
+    time, none = ({at: _NOW}, {at: None}) if at else ({}, {})
+    is_flip = lease is None and claim is None
+    chosen: Values = claim or (processor.done or {} if is_flip else {})
+    values = by_attname(model, {**resolve(chosen), **time})
+    if lease is None:
+        undone = None if processor.reset is None else {**none, **processor.reset}
+        return Mark(values, none, undone, {}, is_flip)
+    reset = by_attname(model, (claim and processor.reset) or {})
+    removed = {**none, lease.field: None}
+    values[lease.field] = _end_of(lease)
+    if processor.retry is not None:
+        values[processor.retry.attempts] = _one_more(processor.retry.attempts)
+    return Mark(values, removed, {**reset, **removed}, reset, is_flip, lease)

@@ -26,9 +26,10 @@ from dcl_processor.options.options import Definition
 from dcl_processor.pending.question import ask
 from dcl_processor.report import log
 from dcl_processor.report.counters import attach_report, log_end
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.errors import ends_the_run
 from dcl_processor.report.outcomes import Lost
-from dcl_processor.report.report import Report, Stopped
+from dcl_processor.report.report import Report
+from dcl_processor.report.values import expect_whole_number
 from dcl_processor.sql import isolation, messages
 from dcl_processor.sql.session import Session
 
@@ -36,24 +37,25 @@ from dcl_processor.sql.session import Session
 class Run(Context):
     """One call of ``run()``."""
 
-    stopped: Stopped | None
+    source: Source | KeyedSource
 
     def __init__(
         self,
         processor: Definition[Any],
         *,
-        filter: Q | None,
-        using: str | None,
-        limit: int | None,
-        timeout: float | timedelta | None,
-        wait_for_locked: float | timedelta,
-        concurrency: int | None,
-        stop: Event | None,
+        filter: Q | None = None,
+        using: str | None = None,
+        limit: int | None = None,
+        timeout: float | timedelta | None = None,
+        wait_for_locked: float | timedelta = 0,
+        concurrency: int | None = None,
+        stop: Event | None = None,
     ) -> None:
         limits_.check_alias(using or processor.using)
         limits_.check_filter(filter)
         concurrency = processor.concurrency if concurrency is None else concurrency
-        limits_.check_concurrency(concurrency, is_async=processor._is_async)
+        most = limits_.MOST_TASKS if processor._is_async else limits_.MOST_THREADS
+        expect_whole_number("expected concurrency", concurrency, of="handlers", least=1, most=most)
         limits = limits_.Limits(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
@@ -134,7 +136,7 @@ class Run(Context):
         """As ``_refused()``; asked in the engine's thread, right before the handler is called."""
         answer = self._refused(call)
         if answer is START:
-            call.left = self.announce(call.rows)
+            call.context = self.announce(call.rows)
         return answer
 
     def _refused(self, call: Call) -> Any:

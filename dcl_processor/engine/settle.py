@@ -18,9 +18,8 @@ from dcl_processor.engine.rows import Batch, Row, Unsettled
 from dcl_processor.options.model_columns import by_attname
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.question import fenced_by, these
-from dcl_processor.report.errors import described
+from dcl_processor.report.errors import described, raise_interrupt
 from dcl_processor.report.exceptions import AttemptsUsedUp
-from dcl_processor.report.interrupts import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.report.values import Values, constants_of
@@ -73,7 +72,6 @@ def _likeness(run: Context, each: Unsettled) -> Any:
 
 
 def _expected(run: Context, row: Row) -> Values:
-    """Return what recognises the row as this worker's."""
     if run.heartbeat is not None and (tokens := run.heartbeat.tokens(row.pk)):
         return {run.heartbeat.field: tokens}
     return row.expected
@@ -233,7 +231,8 @@ def _decided(
         bookkeeping.refuse_moved(run.processor, row, batch.question.table)
     if mark.is_flip:
         return outcome, {}  # flipped before the work
-    return outcome, {**mark.removed, **(run.fixed_flip or run.flip_of(row, outcome))}
+    flip = run.fixed_flip or bookkeeping.flip(run.processor, row.instance, outcome.result)
+    return outcome, {**mark.removed, **flip}
 
 
 def _values_of_failure(

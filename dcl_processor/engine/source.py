@@ -5,16 +5,12 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
-from dcl_processor.engine.limits import Limits
-from dcl_processor.engine.poison import Notes
+from dcl_processor.engine.context import Context
 from dcl_processor.engine.rows import Batch
 from dcl_processor.pending import scan
 from dcl_processor.pending.question import Question
-from dcl_processor.report.counters import Counters
-from dcl_processor.report.report import Stopped
 from dcl_processor.sql.steps import Claimed, Wanted
 
 #: Locked rows that one run remembers and comes back to.
@@ -30,36 +26,6 @@ ALONE_AFTER = 100
 SPARE = 48
 
 
-class Host(Protocol):
-    """What the source asks of its run."""
-
-    limits: Limits
-    counters: Counters
-    stopped: Stopped | None
-    notes: Notes
-
-    def ask(self) -> Question[Any]:
-        """Return the question for the next window."""
-        ...
-
-    def must_stop(self) -> bool:
-        """Return whether no further row may start."""
-        ...
-
-    def let_in(self, room: int) -> int:
-        """Return how many rows the gates let start now."""
-        ...
-
-    def begin_window(self, question: Question[Any]) -> None:
-        """Take note of a window; may raise."""
-        ...
-
-
-class _Step(Enum):
-    GO_ON = "candidates may be set"
-    WAIT = "wait for the rows in flight"
-
-
 class Source:
     """Gives rows to a run, and takes note of what became of them.
 
@@ -70,7 +36,7 @@ class Source:
     #: Whether another worker has taken rows of this run not long ago.
     _among_others = False
 
-    def __init__(self, host: Host, *, is_ordered: bool, may_choose: bool) -> None:
+    def __init__(self, host: Context, *, is_ordered: bool, may_choose: bool) -> None:
         self._host, self._may_choose, self._spreads = host, may_choose, not is_ordered
         #: Whether as many rows are in flight as may be, over all workers; the waits for a place.
         self._is_full, self._places = False, host.limits.waits()
@@ -104,7 +70,7 @@ class Source:
             if self._has_candidates:
                 # A limit that is just met is no reason to say that more is left.
                 return None if self._host.must_stop() else self._batch(room)
-            if self._host.stopped or next(self._phases, _Step.WAIT) is _Step.WAIT:
+            if self._host.stopped or not next(self._phases, False):
                 return None
         return None
 
@@ -127,10 +93,7 @@ class Source:
         # A claim that was not answered is repeated row by row: one of them may be the cause.
         is_single = is_alone or self._is_returning or self._host.counters.refusals
         size = 1 if is_single else min(room, len(waiting))
-        most = self._host.limits.rows
-        if most is not None:
-            size = min(size, most - self._host.counters.handled - len(self.in_flight))
-        size = self._host.let_in(size)
+        size = self._host.let_in(size, len(self.in_flight))
         if size <= 0:
             return None
         question = self.question
@@ -234,8 +197,8 @@ class Source:
 
     # --- the order
 
-    def _plan(self) -> Iterator[_Step]:
-        """Set the next candidates each time."""
+    def _plan(self) -> Iterator[bool]:
+        """Set the next candidates each time; false: wait for the rows in flight."""
         yield from self._first()
         yield from self._later()
         self._alone.extend(self._last)
@@ -243,21 +206,20 @@ class Source:
         if self._host.stopped is None:
             self._host.notes.suspects.clear()  # those that are left are no longer pending
 
-    def _quiet(self) -> Iterator[_Step]:
+    def _quiet(self) -> Iterator[bool]:
         """Wait for the rows in flight, and for those that are to be redone."""
         while self._has_candidates or self.in_flight:
-            yield _Step.GO_ON if self._has_candidates else _Step.WAIT
+            yield self._has_candidates
 
-    def _first(self) -> Iterator[_Step]:
+    def _first(self) -> Iterator[bool]:
         """Meet every candidate once."""
         host = self._host
         host.counters.passes += 1
-        by_key = scan.KeyScan(host.ask, self._tried)
-        windows = by_key if self._spreads else scan.ordered_scan(host.ask, self._tried)
-        for question, waiting in windows:
+        by_key = scan.Scan(host.ask, self._tried)
+        for question, waiting in by_key if self._spreads else by_key.in_order():
             self._begin_window(question, waiting)
             while self._has_candidates:
-                yield _Step.GO_ON
+                yield True
             by_key.among_others = (
                 self._among_others or host.counters.has_moved or by_key.among_others
             )
@@ -287,7 +249,7 @@ class Source:
             waiting.remove(pk)
             self._tried.add(pk)
 
-    def _later(self) -> Iterator[_Step]:
+    def _later(self) -> Iterator[bool]:
         """Come back to the rows that other sessions had locked, and only to those."""
         host = self._host
         waits = host.limits.waits()

@@ -47,7 +47,11 @@ def verify(
             if leaves:
                 raise InvalidDone(_not_kept(processor, row.pk))
         elif leaves is False:
-            raise StillPending(_still_pending(processor, option, values, row.pk))
+            raise StillPending(
+                f"{processor.name}: expected {option}={dict(values)!r} to take a row out of "
+                f"pending, got row {row.pk} still pending after it, so its handler was not called; "
+                f"make {option} change a column that pending tests."
+            )
     if (reset := (processor.claim and processor.reset) or {}) and True is _leaves(
         session, question, row, [mark, {**reset, **removed}], ("reset", reset), is_constant=False
     ):
@@ -116,14 +120,6 @@ def _leaves(
         if is_constant and is_refusal(error):
             raise refused from error
     return refused
-
-
-def _still_pending(processor: Definition[Any], option: str, values: Values, pk: Any) -> str:
-    return (
-        f"{processor.name}: expected {option}={dict(values)!r} to take a row out of pending, got "
-        f"row {pk} still pending after it, so its handler was not called; make {option} change a "
-        "column that pending tests."
-    )
 
 
 def _not_kept(processor: Definition[Any], pk: Any) -> str:

@@ -20,9 +20,9 @@ from dcl_processor.options.model_columns import written_columns
 from dcl_processor.options.options import Definition
 from dcl_processor.pending import scan
 from dcl_processor.pending.question import Question
-from dcl_processor.report.dry_run import MOST_COUNTED
 from dcl_processor.report.errors import shown
 from dcl_processor.report.exceptions import ProcessorError
+from dcl_processor.report.report import MOST_COUNTED
 from dcl_processor.sql.errors import is_passing
 
 #: Seconds after which a transaction is old.

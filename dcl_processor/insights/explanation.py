@@ -17,7 +17,7 @@ from dcl_processor.operator.states import question_of
 from dcl_processor.operator.times import reading
 from dcl_processor.options import model_columns
 from dcl_processor.options.options import Definition
-from dcl_processor.pending.question import Question, order_of
+from dcl_processor.pending.question import Question
 from dcl_processor.pending.scan import WINDOW
 from dcl_processor.report.exceptions import Unsupported
 from dcl_processor.report.values import is_constant
@@ -80,7 +80,7 @@ def explanation(
             f"{processor.name}: expected PostgreSQL for explain, got {connection.display_name}; "
             "read the plan that its own EXPLAIN shows."
         )
-    order = [*_key(processor, model), *order_of(question.queryset), "pk"]
+    order = [*_key(processor, model), *question.queryset.query.order_by, "pk"]
     read = question.queryset.order_by(*order).values_list("pk", flat=True)[:WINDOW]
     with reading(question.using, seconds):
         plan = read.explain()
@@ -123,7 +123,8 @@ def suggested(processor: Definition[Any], question: Question[Any]) -> Iterator[I
     model, lease = question.model, processor.lease
     key, (equal, between) = _key(processor, model), _comparisons(question)
     names = {each.name for each in model._meta.local_concrete_fields}
-    order = takewhile(lambda each: str(each).lstrip("-") in names, order_of(question.queryset))
+    asked = map(str, question.queryset.query.order_by)
+    order = takewhile(lambda each: each.lstrip("-") in names, asked)
     if key or equal or between:
         pk = [each.name for each in model._meta.pk_fields]
         fields = dict.fromkeys([*key, *order, *between, *pk])

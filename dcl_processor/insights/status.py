@@ -18,7 +18,7 @@ from dcl_processor.options.options import Definition
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow
 from dcl_processor.pending.question import Question
-from dcl_processor.report.dry_run import MOST_COUNTED
+from dcl_processor.report.report import MOST_COUNTED
 
 #: The most rows that are looked at.
 MOST = MOST_COUNTED

@@ -1,6 +1,6 @@
 """The claim of rows that have keys: one message of three statements behind its BEGIN.
 
-1. ``locks()``: try the advisory lock of each key. Nothing waits.
+1. ``lock_keys()``: try the advisory lock of each key. Nothing waits.
 2. ``lock_rows()``: lock the rows of the keys that were got, if they still have these keys.
 3. The question, with ``condition()``.
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from hashlib import blake2b
-from operator import add, and_
+from operator import add
 from typing import Any
 
 from django.db import connections
@@ -37,23 +37,22 @@ from dcl_processor.sql.compiled import Statement
 #: How many advisory locks a key has: one for each row of it that may be in flight.
 PLACES = 4_096
 
-#: The settings with the places of keys that were locked, and with that of all rows together.
-_KEYS, _CAP = "dcl.keys", "dcl.cap"
-
 _LOCKS = """
-SELECT set_config('{got}', places::text, true), places FROM (
-  SELECT coalesce(array_agg(place), '{{}}') AS places FROM (
+SELECT set_config('dcl.keys', places::text, true), places FROM (
+  SELECT coalesce(array_agg(place), '{}') AS places FROM (
     SELECT place FROM unnest(%s::bigint[]) WITH ORDINALITY AS _keys (first, place)
     WHERE (SELECT true FROM generate_series(first, first + %s) AS n
            WHERE pg_try_advisory_xact_lock(n) LIMIT 1) LIMIT %s) AS _got) AS _listed"""
 _WAIT = """
-SELECT set_config('{got}', '{{1}}', true), '{{1}}'::int[]
+SELECT set_config('dcl.keys', '{1}', true), '{1}'::int[]
 FROM pg_advisory_xact_lock((%s::bigint[])[1])"""
 _LOCK_ROWS = """
 SELECT set_config('dcl.rows', pks::text, true), pks, pg_current_xact_id() FROM (
   SELECT coalesce(array_agg(pk), '{{}}') AS pks FROM (
-    SELECT t.{pk} AS pk FROM {table} AS t JOIN unnest({arrays}) AS w ({names}) ON t.{pk} = w.pk
-    WHERE {where} FOR NO KEY UPDATE OF t SKIP LOCKED) AS _locked) AS _listed"""
+    SELECT t.{pk} AS pk FROM {table} AS t
+    JOIN unnest(%s::{type}[], %s::int[]{keys}) AS w (pk, place{key}) ON t.{pk} = w.pk
+    WHERE (w.place = 0 OR w.place = ANY(current_setting('dcl.keys')::int[])){same}
+    FOR NO KEY UPDATE OF t SKIP LOCKED) AS _locked) AS _listed"""
 
 
 class _Number(Subquery):
@@ -72,15 +71,6 @@ class _Locked(Func):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """The most rows of one key in flight; ``has_key=False``: all rows count together."""
-
-    most: int = 1
-    has_key: bool = True
-    in_order: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """How a row in flight is recognised; ``lapsed``: those that another worker may take over."""
 
@@ -90,18 +80,19 @@ class Mark:
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a processor with keys.
+    """The claims of a processor whose rows share keys, or the places of all workers together.
 
-    ``column``: that of the key; ``None``: only all rows together have a limit, which comes first of
-    the ``limits``. ``mark``: ``None`` if the locks of a claim are held until its rows are settled.
-    Candidates are given by their primary keys, each with the key that it had when it was read.
+    ``column``: that of the key; ``None``: all rows have one. ``mark``: ``None`` if the locks of a
+    claim are held until its rows are settled. ``most``: rows of one key in flight. Candidates are
+    given by their primary keys, each with the key that it had when it was read.
     """
 
     model: type[Model]
     column: str | None
-    limits: tuple[Limit, ...]
     mark: Mark | None
     using: str
+    most: int = 1
+    in_order: bool = False
     label: str = ""
 
     # --- the locks
@@ -111,72 +102,69 @@ class Claims:
         """Whether the database has advisory locks; SQLite has one lock for everything."""
         return connections[self.using].vendor == "postgresql"
 
-    def locks(self, candidates: Mapping[Any, Any], room: int) -> list[Statement]:
+    def lock_keys(self, candidates: Mapping[Any, Any], room: int) -> Statement:
         """Return what tries the locks of the candidates' keys; ``room``: the most rows to claim."""
-        table, found = self.model._meta.db_table, list[Statement]()
-        for limit in self.limits:
-            if limit.has_key:
-                # Race: two of one key. The rows of a transaction are one place of their key. A scan
-                # of a function stops at the first lock; a table's scan would lock others, too.
-                keys = [lock_number(table, self.column or "", key) for key in _keys(candidates)]
-                sql, more = _LOCKS.format(got=_KEYS), [0 if self.mark else limit.most - 1, room]
-            else:
-                # Race: worker over the cap. With marks the lock is held shortly, and waited for: a
-                # session that waits here holds nothing that another one wants.
-                keys = [lock_number(table, "", self.label)]
-                sql, more = (_WAIT, []) if self.mark else (_LOCKS, [limit.most - 1, 1])
-                sql = sql.format(got=_CAP)
-            found.append(Statement(sql, [keys, *more]))
-        return found
+        table = self.model._meta.db_table
+        keys = [lock_number(table, self.column or "", key) for key in self._keys(candidates)]
+        if self.column is None and self.mark is not None:
+            # Race: worker over the cap. With marks the lock is held shortly, and waited for: a
+            # session that waits here holds nothing that another one wants.
+            return Statement(_WAIT, [keys])
+        # Race: two of one key. The rows of a transaction are one place of their key. A scan of a
+        # function stops at the first lock; a table's scan would lock others, too.
+        return Statement(_LOCKS, [keys, 0 if self.mark else self.most - 1, room])
 
     def lock_rows(self, candidates: Mapping[Any, Any]) -> Statement:
         """Return what locks the candidates whose keys were got, and that still have them."""
-        pks, keys = [*candidates], [*candidates.values()]
-        if self.column is None:
-            return Statement(self._lock_rows, [pks])
-        places = _places(candidates)
-        return Statement(self._lock_rows, [pks, keys, [places.get(key, 0) for key in keys]])
+        places = [*self._places(candidates).values()]
+        keys = [] if self.column is None else [[*candidates.values()]]
+        return Statement(self._lock_rows, [[*candidates], places, *keys])
 
     def locked(
         self, candidates: Mapping[Any, Any], answers: Sequence[Any]
     ) -> tuple[set[Any], set[Any]]:
         """Return the candidates that are locked, and those that other sessions have locked.
 
-        ``answers``: those of ``locks()`` and ``lock_rows()``, in their order.
+        ``answers``: those of ``lock_keys()`` and ``lock_rows()``.
         """
-        places = _places(candidates)
-        *locks, ours = [{*answer[0][1]} for answer in answers]
-        *caps, got = locks
-        if not all(caps):
-            return ours, set()
-        free = {pk for pk, key in candidates.items() if places.get(key, 0) in {0, *got}}
+        got, ours = ({*answer[0][1]} for answer in answers)
+        free = {pk for pk, place in self._places(candidates).items() if place in {0, *got}}
         return ours, free - ours
 
     @cached_property
     def _lock_rows(self) -> str:
         meta, quote = self.model._meta, connections[self.using].ops.quote_name
-        arrays, names = [f"%s::{self._type('pk')}[]"], ["pk"]
-        where = [f"current_setting('{_CAP}') <> '{{}}'" for each in self.limits if not each.has_key]
+        keys = key = same = ""
         if self.column is not None:
             # Race: two of one key. A row that has moved to another key is not locked for the old
-            # one. Place 0: a row without a key, which no limit is for.
+            # one.
             field: Any = meta.get_field(self.column)
-            arrays += [f"%s::{self._type(self.column)}[]", "%s::int[]"]
-            names += ["key", "place"]
-            got = f"current_setting('{_KEYS}')::int[]"
-            where.append(f"t.{quote(field.column)} IS NOT DISTINCT FROM w.key")
-            where.append(f"(w.place = 0 OR w.place = ANY({got}))")
+            keys, key = f", %s::{self._type(self.column)}[]", ", key"
+            same = f" AND t.{quote(field.column)} IS NOT DISTINCT FROM w.key"
         return _LOCK_ROWS.format(
             pk=quote(str(meta.pk_fields[0].column)),
             table=quote(meta.db_table),
-            arrays=", ".join(arrays),
-            names=", ".join(names),
-            where=" AND ".join(where),
+            type=self._type("pk"),
+            keys=keys,
+            key=key,
+            same=same,
         )
 
     def _type(self, column: str) -> str:
         field: Any = self.model._meta.pk if column == "pk" else self.model._meta.get_field(column)
         return str(field.rel_db_type(connections[self.using]))
+
+    def _keys(self, candidates: Mapping[Any, Any]) -> list[Any]:
+        if self.column is None:
+            return [self.label]
+        return [key for key in dict.fromkeys(candidates.values()) if key is not None]
+
+    def _places(self, candidates: Mapping[Any, Any]) -> dict[Any, int]:
+        """Return the number of each candidate's key, from 1; 0: it has none, and so no limit."""
+        if self.column is None:
+            return dict.fromkeys(candidates, 1)
+        numbers = {key: number for number, key in enumerate(self._keys(candidates), 1)}
+        return {pk: numbers.get(key, 0) for pk, key in candidates.items()}
 
     # --- the question
 
@@ -187,25 +175,24 @@ class Claims:
         rows that are locked, where no statement has noted them.
         """
         ours = Q(_Locked(F("pk"), type=self._type("pk"))) if self.has_locks else these(pks)
-        free = reduce(and_, (self._free(each, pending, ours) for each in self.limits))
+        free = self._free(pending, ours)
         if self.mark is not None and self.mark.lapsed is not None:
             # A row with a lapsed lease had its place once: a takeover adds none. Without this it
             # and an earlier row that came meanwhile would wait for each other.
             free = self.mark.in_flight | free
         return ours & free
 
-    def _free(self, limit: Limit, pending: QuerySet[Any], ours: Q) -> Q:
-        column = self.column if limit.has_key else None
+    def _free(self, pending: QuerySet[Any], ours: Q) -> Q:
+        column = self.column
         same = Q(**{column: OuterRef(column)}) if column else Q()
-        free = self._has_place(limit, pending.filter(same), same, ours)
-        if limit.in_order and column:
+        free = self._has_place(pending.filter(same), same, ours)
+        if self.in_order:
             # Race: overtaking. Not "none comes before it", which an order with NULL cannot say.
             head = in_order(pending.filter(same)).values("pk")[:1]
             free &= Q(**{f"{column}__isnull": True}) | Q(pk=Subquery(head))
         return free
 
-    def _has_place(self, limit: Limit, siblings: QuerySet[Any], same: Q, ours: Q) -> Q:
-        """Return whether fewer rows of the key are in flight than may be."""
+    def _has_place(self, siblings: QuerySet[Any], same: Q, ours: Q) -> Q:
         if self.mark is None:
             return Q()  # the lock of the key says so
         table = QuerySet[Any](self.model, using=self.using).filter(same)
@@ -219,8 +206,8 @@ class Claims:
             blocking += [siblings.filter(in_flight & others & lapsed)]
         # Rows of the same claim, as far as they come first.
         blocking += [table.filter(ours, ~in_flight, pk__lt=OuterRef("pk"))]
-        few: list[Any] = [_Number(rows.order_by().values("pk")[: limit.most]) for rows in blocking]
-        return Q(LessThan(reduce(add, few), limit.most))
+        few: list[Any] = [_Number(rows.order_by().values("pk")[: self.most]) for rows in blocking]
+        return Q(LessThan(reduce(add, few), self.most))
 
 
 def lock_number(table: str, column: str, value: Any) -> int:
@@ -231,15 +218,6 @@ def lock_number(table: str, column: str, value: Any) -> int:
     words = ("dcl_processor", table, column, str(value))
     digest = blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True) & -PLACES
-
-
-def _places(candidates: Mapping[Any, Any]) -> dict[Any, int]:
-    """Return the number of each key, from 1."""
-    return {key: place for place, key in enumerate(_keys(candidates), 1)}
-
-
-def _keys(candidates: Mapping[Any, Any]) -> list[Any]:
-    return [key for key in dict.fromkeys(candidates.values()) if key is not None]
 
 
 def in_order(rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -18,14 +18,20 @@ from django.db.models import (
     UUIDField,
 )
 
-from dcl_processor.keys.claim import Claims, Limit, Mark
+from dcl_processor.keys.claim import Claims, Mark, lock_number
 from dcl_processor.keys.window import Reads
 from dcl_processor.options.model_columns import in_parents_table
 from dcl_processor.options.options import Definition
 from dcl_processor.pending.clock import DatabaseNow
-from dcl_processor.pending.question import order_of
-from dcl_processor.report.exceptions import InvalidOption, InvalidPending, Unsupported
+from dcl_processor.pending.question import ask
+from dcl_processor.report.exceptions import (
+    InvalidOption,
+    InvalidPending,
+    OutsideTransaction,
+    Unsupported,
+)
 from dcl_processor.report.values import constants_of
+from dcl_processor.sql.session import lock_database
 
 #: Columns whose equal values have one spelling.
 KINDS = (IntegerField, UUIDField, BooleanField, DateField, CharField, TextField)
@@ -36,22 +42,20 @@ def claims_of(processor: Definition[Any], model: type[Model], using: str) -> Cla
 
     Raises ``InvalidOption`` and ``Unsupported``.
     """
-    limits, column = list[Limit](), None
-    if processor.max_in_flight is not None:
-        _refuse_composite(processor, "max_in_flight", model)
-        limits.append(Limit(processor.max_in_flight, has_key=False))
+    most = processor.most_of_a_key or processor.max_in_flight
+    if most is None:
+        return None
+    option, column = "max_in_flight", None
     if processor.group_by is not None:
-        column = column_of(processor, "group_by", model)
-        limits.append(Limit(processor.most_of_a_key or 1, in_order=processor.in_order))
-    if limits and connections[using].vendor == "mysql":
-        option = "group_by" if column else "max_in_flight"
+        option, column = "group_by", column_of(processor, "group_by", model)
+    _refuse_composite(processor, option, model)
+    if connections[using].vendor == "mysql":
         raise Unsupported(
             f"{processor.name}: expected {option} on PostgreSQL or SQLite, whose locks can be "
             f"those of keys, got {using!r}, on MariaDB or MySQL; leave {option} out."
         )
-    if not limits:
-        return None
-    return Claims(model, column, tuple(limits), mark_of(processor), using, processor.name)
+    mark, in_order = mark_of(processor), processor.in_order
+    return Claims(model, column, mark, using, most, in_order, processor.name)
 
 
 def mark_of(processor: Definition[Any]) -> Mark | None:
@@ -118,7 +122,7 @@ def refuse_order(processor: Definition[Any], pending: QuerySet[Any, Any]) -> Non
     meta, extra = pending.model._meta, pending.query.extra_order_by
     # By its name, a relation would be in the order of its own model.
     columns = {"pk", *(field.attname for field in meta.concrete_fields)}
-    order = [*order_of(pending), *(f"extra(order_by={each!r})" for each in extra)]
+    order = [*pending.query.order_by, *(f"extra(order_by={each!r})" for each in extra)]
     wrong = [each for each in order if str(each).lstrip("-+") not in columns]
     if processor.in_order and wrong:
         raise InvalidPending(
@@ -126,3 +130,32 @@ def refuse_order(processor: Definition[Any], pending: QuerySet[Any, Any]) -> Non
             f"{meta.label} itself, such as order_by('created_at'), got {wrong[0]!r}; name a "
             "column, and a relation by its column, such as 'customer_id'."
         )
+
+
+def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
+    """Wait for the lock of a key, until the transaction ends."""
+    asked = ask(processor.pending, label=processor.name, using=using or processor.using)
+    claims = claims_of(processor, asked.model, asked.using)
+    if claims is None or claims.column is None:
+        raise InvalidOption(f"{processor.name}: expected group_by=… for lock_key(), got none.")
+    connection = connections[asked.using]
+    if not connection.in_atomic_block:
+        raise OutsideTransaction(
+            f"{processor.name}: expected lock_key() inside transaction.atomic(), at whose end the "
+            "lock ends, got none; call it in the block that inserts the rows."
+        )
+    field: Any = asked.model._meta.get_field(claims.column)
+    is_row = isinstance(key, field.related_model or ())
+    value = field.get_prep_value(getattr(key, field.target_field.attname) if is_row else key)
+    if value is None:
+        raise InvalidOption(
+            f"{processor.name}: expected lock_key() to take a key, or a saved row, got {key!r}."
+        )
+    if not claims.has_locks:
+        lock_database(asked)
+        return
+    first = lock_number(asked.model._meta.db_table, claims.column, value)
+    with connection.cursor() as cursor:
+        # Each place of the key, in their order: two callers wait for each other at the first.
+        for number in range(first, first + (processor.max_per_group or 1)):
+            cursor.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [number])

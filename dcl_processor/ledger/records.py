@@ -10,8 +10,7 @@ from django.conf import settings
 from dcl_processor.ledger.models import PERSON, TEXT, Record, Subject, name_of, records
 from dcl_processor.options.worker import this_user
 from dcl_processor.pending.clock import DatabaseNow, Later
-from dcl_processor.report.errors import described, shown
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.errors import described, ends_the_run, shown
 from dcl_processor.report.values import TEN_YEARS, as_timedelta, expect_seconds
 
 logger = logging.getLogger("dcl_processor.operations")

@@ -21,8 +21,7 @@ from dcl_processor.operator.diagnosis import describe
 from dcl_processor.options.worker import worker_name
 from dcl_processor.pending import steady as time
 from dcl_processor.pending.clock import DatabaseNow, Later
-from dcl_processor.report.errors import described
-from dcl_processor.report.interrupts import ends_the_run
+from dcl_processor.report.errors import described, ends_the_run
 from dcl_processor.report.observer import EndRun, RunEvent
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import COUNTS, TRIED

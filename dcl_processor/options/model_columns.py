@@ -9,7 +9,7 @@ from django.db.models import CharField, DateTimeField, Field, IntegerField, Mode
 
 from dcl_processor.options.options import Definition
 from dcl_processor.report.exceptions import InvalidDone, InvalidOption
-from dcl_processor.report.values import Values, refuse
+from dcl_processor.report.values import Values
 
 #: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
@@ -59,18 +59,15 @@ def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
     since = processor.pending_since
     columns: dict[Any, Any] = {each.name: each for each in model._meta.concrete_fields}
     column = columns.get(since)
-    refuse(
-        processor.name,
-        isinstance(since, str) and not isinstance(column, DateTimeField),
-        InvalidOption,
-        f"pending_since={since!r} to name a DateTimeField of {model._meta.label}, got "
-        f"{_kind_of(column)}; name the column with the time since when a row is pending, or give "
-        "an expression, such as F('order__shipped_at')",
-    )
+    if isinstance(since, str) and not isinstance(column, DateTimeField):
+        raise InvalidOption(
+            f"{processor.name}: expected pending_since={since!r} to name a DateTimeField of "
+            f"{model._meta.label}, got {_kind_of(column)}; name the column with the time since "
+            "when a row is pending, or give an expression, such as F('order__shipped_at')."
+        )
 
 
 def _check_retry(processor: Definition[Any], model: type[Model]) -> None:
-    """Raise ``InvalidOption`` unless the model has columns of the right kind."""
     for option, kind, null, words in (
         ("attempts", IntegerField, None, "an integer column"),
         ("next_attempt_at", DateTimeField, True, "a nullable date and time column"),

@@ -112,7 +112,8 @@ class Retry:
         if self.next_attempt_at is not None:
             written[self.next_attempt_at] = None
         if self.last_error is not None:
-            written[self.last_error] = _text(error, _length(model, self.last_error))
+            longest = getattr(model._meta.get_field(self.last_error), "max_length", None)
+            written[self.last_error] = _text(error, longest)
         return written
 
     def snoozed(self, delay: float | timedelta | None, until: datetime | None) -> dict[str, Any]:
@@ -136,11 +137,6 @@ class Retry:
         spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
         delay = min(min(doubled, longest) * spread, longest)
         return Later(timedelta(seconds=delay))
-
-
-def _length(model: type[Model], name: str) -> int | None:
-    longest: int | None = getattr(model._meta.get_field(name), "max_length", None)
-    return longest
 
 
 def _text(error: BaseException, longest: int | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,20 @@ from dcl_processor.report.values import (
     expect_type,
     expect_whole_number,
     is_number,
-    refuse,
 )
+
+#: What the user writes as functions.
+HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
+
+#: Parameters of one run, which belong in its call.
+PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
+
+#: What other task queues and Django call an option. A class may use these names for its own.
+OF_OTHERS: dict[str, str] = {
+    "max_retries": "write retry=Retry(max_attempts=…), which counts the first call as well",
+    "order_by": "order the queryset of pending: pending=….order_by(…)",
+    "queryset": "write pending=…",
+}
 
 _Check = Callable[[str, Any], object]
 
@@ -87,6 +100,31 @@ _OPTIONAL: dict[str, _Check] = {
 }
 
 
+def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> None:
+    """Refuse given options that override nothing, by the rule of Django's ``View.as_view()``."""
+    allowed = _allowed(cls, options)
+    for name in given:
+        if name in allowed:
+            continue
+        if name in OF_OTHERS:
+            guess = f"{OF_OTHERS[name]}."
+        elif name in PARAMETERS:
+            guess = f"it is a parameter of a run: {cls.__name__}(…).run({name}=…)."
+        elif close := difflib.get_close_matches(name, allowed, n=1):
+            guess = f"did you mean {close[0]!r}?"
+        else:
+            guess = f"the options are {', '.join(allowed)}."
+        raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
+
+
+def _allowed(cls: type, options: Collection[str]) -> list[str]:
+    """Return the options, the hooks, and the other attributes of the user's own classes."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("dcl_processor.")]
+    inherited = {name for base in ours for name in vars(base)}
+    own = {name for name in dir(cls) if not name.startswith("_")} - inherited
+    return sorted({*options, *HOOKS, *own})
+
+
 def check(processor: Definition[Any], missing: Sequence[str]) -> None:
     """Refuse options that cannot work, in either spelling; ``missing``: methods not written."""
     if missing:
@@ -98,21 +136,20 @@ def check(processor: Definition[Any], missing: Sequence[str]) -> None:
     functions.check(processor)
     for option in FLIPS:
         _check_flip(processor, option)
-    _check_together(processor)
-
-
-def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
-    """Raise ``TypeError``, with what to call instead, if a processor is called like its handler."""
-    if rows:
-        raise TypeError(
-            f"expected {processor.__name__}() without a row, because it runs over all pending "
-            f"rows, got {rows[0]!r}; call {processor.__name__}.process(row) to handle one row, or "
-            f"{processor.__name__}(filter=Q(pk=…)) to run for some rows."
-        )
+    _check_delivery(processor)
+    if processor.retry is not None:
+        _check_retry(processor, processor.retry)
+    if processor.claim is not None:
+        _check_claim(processor, processor.claim)
+    else:
+        _check_without_claim(processor)
+    if processor.group_by is not None:
+        _check_groups(processor)
+    else:
+        _check_without_groups(processor)
 
 
 def _check_values(processor: Definition[Any]) -> None:
-    """Check each option without regard to the others."""
     named = f"{processor._label}: expected"
     deliveries = ", ".join(str(delivery) for delivery in USES)
     known = processor.delivery in list(USES)  # a list, because what is given may have no hash()
@@ -132,7 +169,7 @@ def _check_flip(processor: Definition[Any], option: str) -> None:
     if not isinstance(flip, Mapping) or not all(isinstance(name, str) for name in flip):
         raise InvalidDone(
             f"{processor._label}: expected {option} to be a mapping of column names to values, "
-            f"such as {{'sent': True}}, got {flip!r}{_as_a_method(option, flip)}."
+            f"such as {{'sent': True}}, got {flip!r}."
         )
     if not flip:
         leave = " when the handler itself takes the row out of pending" if option == "done" else ""
@@ -142,12 +179,6 @@ def _check_flip(processor: Definition[Any], option: str) -> None:
         )
 
 
-def _as_a_method(option: str, flip: Any) -> str:
-    if option in {"done", "failed"} and callable(flip):
-        return f"; in a class, write the method get_{option}() instead"
-    return ""
-
-
 #: The sentence about handlers that would share a transaction.
 NO_CONCURRENCY = (
     "concurrency=1 with TRANSACTIONAL, whose handlers work in the transaction of the run, got {}; "
@@ -155,157 +186,128 @@ NO_CONCURRENCY = (
 )
 
 
-def _check_together(processor: Definition[Any]) -> None:
-    """Refuse options that are right alone, but not together."""
-    _check_delivery(processor, str(processor.delivery).upper())
-    if processor.retry is not None:
-        _check_retry(processor, processor.retry)
-    if processor.claim is not None:
-        _check_claim(processor, processor.claim)
-    else:
-        _check_without_claim(processor)
-    if processor.group_by is not None:
-        _check_groups(processor, str(processor.delivery).upper())
-    else:
-        for option in ("in_order", "max_per_group"):
-            value = getattr(processor, option)
-            sentence = (
-                f"{option} together with group_by=…, got {option}={value!r} alone; name the column "
-                "of the key in group_by"
-            )
-            refuse(processor._label, value, InvalidOption, sentence)
+# --- options that are right alone, but not together
 
 
-def _check_delivery(processor: Definition[Any], delivery: str) -> None:
-    uses, is_at_most_once = USES[processor.delivery], processor.delivery == Delivery.AT_MOST_ONCE
-    refuse(
-        processor._label,
-        is_at_most_once and processor._handles_batches,
-        Unsupported,
-        "process() with AT_MOST_ONCE, got process_batch(), whose error would leave all rows of a "
-        "batch in doubt; write process(), or choose another delivery",
-    )
-    refuse(
-        processor._label,
-        processor.is_transactional and processor.concurrency > 1,
-        Unsupported,
-        NO_CONCURRENCY.format(processor.concurrency),
-    )
-    refuse(
-        processor._label,
-        is_at_most_once and processor.max_in_flight is not None,
-        Unsupported,
-        "no max_in_flight with AT_MOST_ONCE, whose rows in doubt would use it up, got "
-        f"{processor.max_in_flight}; leave it out",
-    )
+def _check_delivery(processor: Definition[Any]) -> None:
+    uses, delivery = USES[processor.delivery], str(processor.delivery).upper()
+    is_at_most_once = processor.delivery == Delivery.AT_MOST_ONCE
+    if is_at_most_once and processor._handles_batches:
+        raise Unsupported(
+            f"{processor._label}: expected process() with AT_MOST_ONCE, got process_batch(), whose "
+            "error would leave all rows of a batch in doubt; write process(), or choose another "
+            "delivery."
+        )
+    if processor.is_transactional and processor.concurrency > 1:
+        raise Unsupported(
+            f"{processor._label}: expected {NO_CONCURRENCY.format(processor.concurrency)}."
+        )
+    if is_at_most_once and processor.max_in_flight is not None:
+        raise Unsupported(
+            f"{processor._label}: expected no max_in_flight with AT_MOST_ONCE, whose rows in doubt "
+            f"would use it up, got {processor.max_in_flight}; leave it out."
+        )
     for option in sorted(frozenset().union(*USES.values()) - uses):
         value = getattr(processor, option)
-        sentence = (
-            f"no {option} with {delivery}, got {option}={value!r}; leave it out, or choose a "
-            "delivery that uses it"
+        if value is not None:
+            raise InvalidOption(
+                f"{processor._label}: expected no {option} with {delivery}, got "
+                f"{option}={value!r}; leave it out, or choose a delivery that uses it."
+            )
+    if "lease" in uses and processor.lease is None:
+        raise InvalidOption(
+            f"{processor._label}: expected lease=Lease(…) with {delivery}, got None; set it to the "
+            "seconds after which another worker may take a row over."
         )
-        refuse(processor._label, value is not None, InvalidOption, sentence)
-    refuse(
-        processor._label,
-        "lease" in uses and processor.lease is None,
-        InvalidOption,
-        f"lease=Lease(…) with {delivery}, got None; set it to the seconds after which another "
-        "worker may take a row over",
-    )
 
 
 def _check_retry(processor: Definition[Any], retry: Retry) -> None:
-    gives_up = retry.max_attempts is None and (
-        retry.give_up_on or not issubclass(Exception, retry.on)
-    )
-    refuse(
-        processor._label,
-        gives_up and not processor._has_dead_letter,
-        InvalidOption,
-        "failed=… with a Retry that gives up on some errors and has max_attempts=None, got none, "
-        "so that nothing would show which rows were given up on; add failed=…, or a number for "
-        "max_attempts",
-    )
+    gives_up = retry.give_up_on or not issubclass(Exception, retry.on)
+    if retry.max_attempts is None and gives_up and not processor._has_dead_letter:
+        raise InvalidOption(
+            f"{processor._label}: expected failed=… with a Retry that gives up on some errors and "
+            "has max_attempts=None, got none, so that nothing would show which rows were given up "
+            "on; add failed=…, or a number for max_attempts."
+        )
 
 
 def _check_claim(processor: Definition[Any], claim: Values) -> None:
+    if claim == processor.done:
+        raise InvalidOption(
+            f"{processor._label}: expected claim to differ from done, so that a row in doubt "
+            f"differs from a finished one, got {dict(claim)!r} for both."
+        )
+    if processor.lease is None and not constants_of(claim):
+        raise InvalidOption(
+            f"{processor._label}: expected claim to have at least one constant, by which a claimed "
+            f"row is recognised, got {dict(claim)!r}; add a status or a flag to claim, and use "
+            "claimed_at=… for the time."
+        )
     beside = "a lease" if processor.lease else "retry"
-    refuse(
-        processor._label,
-        claim == processor.done,
-        InvalidOption,
-        "claim to differ from done, so that a row in doubt differs from a finished one, got "
-        f"{dict(claim)!r} for both",
-    )
-    refuse(
-        processor._label,
-        processor.lease is None and not constants_of(claim),
-        InvalidOption,
-        "claim to have at least one constant, by which a claimed row is recognised, got "
-        f"{dict(claim)!r}; add a status or a flag to claim, and use claimed_at=… for the time",
-    )
-    refuse(
-        processor._label,
-        processor.reset is None and (processor.lease or processor.retry),
-        InvalidOption,
-        f"reset=… together with claim and {beside}, got no reset; set reset to the values of a row "
-        "without the claim, with which it is pending again",
-    )
+    if processor.reset is None and (processor.lease or processor.retry):
+        raise InvalidOption(
+            f"{processor._label}: expected reset=… together with claim and {beside}, got no reset; "
+            "set reset to the values of a row without the claim, with which it is pending again."
+        )
 
 
 def _check_without_claim(processor: Definition[Any]) -> None:
     is_flipped_first = processor.delivery == Delivery.AT_MOST_ONCE
-    refuse(
-        processor._label,
-        is_flipped_first and not processor._has_fixed_flip,
-        InvalidOption,
-        "done=… to be a mapping with AT_MOST_ONCE and no claim, because it is written before the "
-        "work, got a flip that depends on the handler; add claim=…",
-    )
-    for option in ["claimed_at", *["retry"] * is_flipped_first]:
-        sentence = (
-            f"{option} together with claim=…, got {str(processor.delivery).upper()} without claim; "
-            f"add claim=…, or leave {option} out"
+    if is_flipped_first and not processor._has_fixed_flip:
+        raise InvalidOption(
+            f"{processor._label}: expected done=… to be a mapping with AT_MOST_ONCE and no claim, "
+            "because it is written before the work, got a flip that depends on the handler; add "
+            "claim=…."
         )
-        refuse(processor._label, getattr(processor, option) is not None, InvalidOption, sentence)
+    for option in ["claimed_at", *["retry"] * is_flipped_first]:
+        if getattr(processor, option) is not None:
+            raise InvalidOption(
+                f"{processor._label}: expected {option} together with claim=…, got "
+                f"{str(processor.delivery).upper()} without claim; add claim=…, or leave {option} "
+                "out."
+            )
 
 
-def _check_groups(processor: Definition[Any], delivery: str) -> None:
-    most = processor.max_per_group or 1
-    refuse(
-        processor._label,
-        processor.fair_by is not None,
-        Unsupported,
-        f"group_by alone, whose keys take turns anyway, got fair_by={processor.fair_by!r} as well; "
-        "leave fair_by out",
-    )
-    refuse(
-        processor._label,
-        processor._handles_batches,
-        Unsupported,
-        "process() with group_by, got process_batch(); write a processor over the parent, whose "
-        "pending is Parent.objects.filter(Exists(pending children)), and whose handler flips the "
-        "children",
-    )
-    refuse(
-        processor._label,
-        processor.in_order and most > 1,
-        Unsupported,
-        "max_per_group=1 or None with in_order, which handles one row of a key at a time, got "
-        f"{most}; leave one of the two out",
-    )
-    refuse(
-        processor._label,
-        processor.in_order and processor.batch_size > 1,
-        Unsupported,
-        "batch_size=1 with in_order, where a row that fails has to stop the rows behind it, got "
-        f"{processor.batch_size}; leave one of the two out",
-    )
-    refuse(
-        processor._label,
-        processor.delivery == Delivery.AT_MOST_ONCE
-        and None in (processor.claim, processor.claimed_at),
-        InvalidOption,
-        f"claim=… and claimed_at=… with group_by and {delivery}, got a processor without both; add "
-        "them, because nothing else shows that a row of the key is in flight",
-    )
+def _check_without_groups(processor: Definition[Any]) -> None:
+    for option in ("in_order", "max_per_group"):
+        if value := getattr(processor, option):
+            raise InvalidOption(
+                f"{processor._label}: expected {option} together with group_by=…, got "
+                f"{option}={value!r} alone; name the column of the key in group_by."
+            )
+
+
+def _check_groups(processor: Definition[Any]) -> None:
+    most, marks = processor.max_per_group or 1, (processor.claim, processor.claimed_at)
+    if processor.fair_by is not None:
+        raise Unsupported(
+            f"{processor._label}: expected group_by alone, whose keys take turns anyway, got "
+            f"fair_by={processor.fair_by!r} as well; leave fair_by out."
+        )
+    if processor.max_in_flight is not None:
+        raise Unsupported(
+            f"{processor._label}: expected group_by alone, which limits the rows of each key, got "
+            f"max_in_flight={processor.max_in_flight} as well; leave one of the two out."
+        )
+    if processor._handles_batches:
+        raise Unsupported(
+            f"{processor._label}: expected process() with group_by, got process_batch(); write a "
+            "processor over the parent, whose pending is Parent.objects.filter(Exists(pending "
+            "children)), and whose handler flips the children."
+        )
+    if processor.in_order and most > 1:
+        raise Unsupported(
+            f"{processor._label}: expected max_per_group=1 or None with in_order, which handles "
+            f"one row of a key at a time, got {most}; leave one of the two out."
+        )
+    if processor.in_order and processor.batch_size > 1:
+        raise Unsupported(
+            f"{processor._label}: expected batch_size=1 with in_order, where a row that fails has "
+            f"to stop the rows behind it, got {processor.batch_size}; leave one of the two out."
+        )
+    if processor.delivery == Delivery.AT_MOST_ONCE and None in marks:
+        raise InvalidOption(
+            f"{processor._label}: expected claim=… and claimed_at=… with group_by and "
+            "AT_MOST_ONCE, got a processor without both; add them, because nothing else shows that "
+            "a row of the key is in flight."
+        )

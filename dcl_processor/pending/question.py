@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
 from threading import local
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import router
 from django.db.models import Model, Q, QuerySet, Value, lookups
@@ -57,8 +57,8 @@ class Question(Generic[M]):
     asks_own_row: bool
     #: The conditions for a row that may be tried now, besides the user's question.
     narrowed: Q | None = None
-    #: What the claim of rows with keys sends, and asks, besides.
-    claims: KeyRules | None = None
+    #: The ``Claims`` of rows with keys: what their claim sends, and asks, besides.
+    claims: Any = None
     cache: dict[Any, Any] = field(default_factory=dict, compare=False)
     #: The column of a lease, and the rows of this window that had one when they were read.
     lease: str | None = None
@@ -75,37 +75,11 @@ class Question(Generic[M]):
 
     def keyed(self, pks: Sequence[Any]) -> QuerySet[M, M]:
         """Narrow the question to the locked rows whose keys let them be claimed."""
-        assert self.claims is not None
         return self.queryset.filter(self.claims.condition(self.unfiltered, pks)).order_by()
 
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Return those of the rows that are pending, even if they are not due or filtered out."""
         return self.unfiltered.filter(these(pks)).order_by()
-
-    @property
-    def annotations(self) -> list[str]:
-        """The names of what the question adds to a row."""
-        return [*self.queryset.query.annotation_select, *self.queryset.query.extra_select]
-
-
-class KeyRules(Protocol):
-    """What keys add to a claim."""
-
-    def locks(self, candidates: Mapping[Any, Any], room: int) -> list[Any]:
-        """Return the statements that try the locks of the candidates' keys."""
-        ...
-
-    def lock_rows(self, candidates: Mapping[Any, Any]) -> Any:
-        """Return the statement that locks the candidates whose keys were got."""
-        ...
-
-    def locked(self, candidates: Mapping[Any, Any], answers: Sequence[Any]) -> Any:
-        """Return the candidates that are locked, and those that other sessions have locked."""
-        ...
-
-    def condition(self, pending: Any, pks: Sequence[Any] = ()) -> Q:
-        """Return what is asked of a locked row's key."""
-        ...
 
 
 def these(pks: Collection[Any], column: str = "pk") -> Q:
@@ -125,12 +99,6 @@ def for_write(queryset: QuerySet[M, M]) -> QuerySet[M, M]:
     return queryset
 
 
-def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
-    """Return the order that a queryset asks for; that of its model's ``Meta`` does not count."""
-    order: Sequence[Any] = queryset.query.order_by
-    return order
-
-
 def ask(
     source: Any,
     *,
@@ -138,7 +106,7 @@ def ask(
     filter: Q | None = None,
     using: str | None = None,
     due: Callable[[type[Model]], Q | None] | None = None,
-    claims: KeyRules | None = None,
+    claims: Any = None,
     lease: str | None = None,
 ) -> Question[Any]:
     """Return the question for the next window; raises ``InvalidPending``.

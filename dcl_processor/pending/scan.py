@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.models import AutoField, Model, Q, QuerySet
 
 from dcl_processor.pending import steady as time
-from dcl_processor.pending.question import Question, order_of
+from dcl_processor.pending.question import Question
 from dcl_processor.sql.errors import is_contention, is_database_error, reconnected
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ WIDE_WINDOW = 5_000
 READ_TIMEOUT = 10.0
 
 
-class KeyScan:
+class Scan:
     """Yields windows by primary key, up to the highest key that existed when the scan began.
 
     ``tried``: keys that may still be pending; the caller adds them, and the scan removes those that
@@ -103,6 +103,30 @@ class KeyScan:
             self._left = retrying(keys.count, keys.db)
         return ([], False) if self._left == 0 else _read(question, keys, size or WINDOW)
 
+    def in_order(self) -> Iterator[Window]:
+        """Yield windows in the queryset's own order, each read from the head again.
+
+        The tried keys stay at the head, and are skipped. The upper end is a number, that of the
+        rows pending after the first window, because keys are unrelated to an order of the user's.
+        """
+        tried, forget_at = self._tried, 2 * WINDOW
+        while self._left != 0:
+            question = self._ask()
+            keys = _keys_of(_down_to_the_key(question.queryset))
+            if len(tried) > forget_at:
+                tried.intersection_update(still_pending(question, tried))
+                # Many rows may stay pending, and are not to be looked up again for each window.
+                forget_at = 2 * max(WINDOW, len(tried))
+            fresh, full, size = list[Any](), True, WINDOW + len(tried)
+            while full and not fresh:
+                pks, full = _read(question, keys, size)
+                fresh, size = [pk for pk in pks if pk not in tried], 2 * size
+            yield from self._window(question, fresh)
+            if not full:
+                return
+            if self._left is None:
+                self._left = retrying(keys.count, keys.db)
+
     def _window(self, question: Question[Any], pks: list[Any]) -> Iterator[Window]:
         waiting = deque(pks[: self._left])
         shown = len(waiting)
@@ -112,43 +136,9 @@ class KeyScan:
         self._left = None if self._left is None else self._left - visited
 
 
-def ordered_scan(ask: Callable[[], Question[Any]], tried: set[Any]) -> Iterator[Window]:
-    """Yield windows in the queryset's own order, each read from the head again.
-
-    ``tried``: keys that were tried and may still be pending; they stay at the head and are skipped.
-    The upper end is a number, that of the rows pending after the first window, because keys are
-    unrelated to an order of the user's own.
-    """
-    left: int | None = None
-    forget_at = 2 * WINDOW
-    while left != 0:
-        question = ask()
-        keys = _keys_of(_down_to_the_key(question.queryset))
-        if len(tried) > forget_at:
-            tried.intersection_update(still_pending(question, tried))
-            # Many rows may stay pending, and are not to be looked up again for each window.
-            forget_at = 2 * max(WINDOW, len(tried))
-        size = WINDOW + len(tried)
-        while True:
-            pks, full = _read(question, keys, size)
-            fresh = [pk for pk in pks if pk not in tried]
-            if fresh or not full:
-                break
-            size *= 2
-        waiting = deque(fresh[:left])
-        shown = len(waiting)
-        yield question, waiting
-        if not full:
-            return
-        visited = shown - len(waiting)
-        left = retrying(keys.count, keys.db) if left is None else left - visited
-
-
-def whose_turn_it_is(question: Question[Any], tried: Collection[Any]) -> list[Any]:
-    """Return a window of the question's rows that were not tried, in the user's own order."""
-    keys = _keys_of(_down_to_the_key(question.queryset))
-    pks, _ = _read(question, keys, WINDOW + len(tried))
-    return [pk for pk in pks if pk not in tried][:WINDOW]
+def first_window(question: Question[Any]) -> list[Any]:
+    """Return the first of the question's rows, in the user's own order."""
+    return _read(question, _keys_of(_down_to_the_key(question.queryset)), WINDOW)[0]
 
 
 def count(question: Question[Any], most: int, but: Collection[Any] = ()) -> int:
@@ -183,7 +173,8 @@ def _down_to_the_key(queryset: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
     """Order the rows completely, so that the order is the same in every statement."""
     if queryset.query.extra_order_by:
         return queryset
-    return queryset.order_by(*order_of(queryset), "pk")
+    # The order of the model's Meta does not count.
+    return queryset.order_by(*queryset.query.order_by, "pk")
 
 
 def _keys_of(queryset: QuerySet[Any, Any]) -> QuerySet[Any, Any]:

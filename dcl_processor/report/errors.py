@@ -1,14 +1,12 @@
-"""Texts of exceptions, whose own methods may raise; secrets in them are masked."""
+"""Texts of exceptions, whose own methods may raise, masked; and which of them interrupt a run."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
-
-from dcl_processor.report.interrupts import raise_interrupt
+from types import FrameType
 
 MASK = "***"
 
@@ -56,33 +54,23 @@ def described(error: BaseException) -> str:
 
 
 def shown_traceback(text: str) -> str:
-    """Return a traceback for people: each line is masked, and the middle of a long one is left out.
+    """Return the last lines of a traceback for people; each is masked, and cut off if it is long.
 
-    The first lines have the frames of the first error, the last ones the error that was raised.
+    They have the error that was raised.
     """
-    lines = text.splitlines()
-    half = LONGEST_TRACEBACK // 2 - len(_LEFT_OUT)
-    first = _fitting(lines, half)
-    last = _fitting(reversed(lines[len(first) :]), half)[::-1]
-    left_out = [_LEFT_OUT] if len(first) + len(last) < len(lines) else []
-    end = "\n" if text.endswith("\n") else ""
-    return "\n".join([*first, *left_out, *last]) + end
+    found, room = list[str](), LONGEST_TRACEBACK
+    for line in reversed(text.splitlines()):
+        each = _cut_off(escaped(masked(line)), LONGEST_TEXT)
+        room -= len(each) + 1
+        if room <= len(_LEFT_OUT):
+            found.append(_LEFT_OUT)
+            break
+        found.append(each)
+    return "\n".join(reversed(found)) + "\n" * text.endswith("\n")
 
 
 #: Stands in a traceback for the lines that are left out.
 _LEFT_OUT = "  …"
-
-
-def _fitting(lines: Iterable[str], most: int) -> list[str]:
-    """Return the first lines, each masked and capped, that have so many characters together."""
-    found = list[str]()
-    for line in lines:
-        each = _cut_off(escaped(masked(line)), LONGEST_TEXT)
-        most -= len(each) + 1
-        if most < 0:
-            break
-        found.append(each)
-    return found
 
 
 def _cut_off(line: str, longest: int) -> str:
@@ -147,11 +135,6 @@ def traceback_text(error: BaseException) -> str:
         return f"{describe(error)}\n"
 
 
-def frames_of(error: BaseException) -> Any:
-    """Return the error's traceback, even if its class overrides the attribute."""
-    return _own(error, "__traceback__")
-
-
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an error, if the error allows it and has no such note yet."""
     with suppress(Exception):  # a frozen dataclass, for instance
@@ -175,11 +158,59 @@ def forget_frames(error: BaseException) -> None:
         seen.add(id(each))
         # Not "each.__traceback__ = None": an error's class may refuse to have its attributes set.
         BaseException.with_traceback(each, None)
-        waiting += [_own(each, "__cause__"), _own(each, "__context__")]
+        waiting += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
             waiting += each.exceptions
 
 
-def _own(error: BaseException, name: str) -> Any:
-    """Return the attribute that Python itself keeps, even if the error's class overrides it."""
-    return vars(BaseException)[name].__get__(error)
+# --- errors that interrupt the worker, and so are no row's failure
+
+
+class HandlerCancelled(KeyboardInterrupt):
+    """Raised in a plain handler at its ``handler_timeout``, as asyncio cancels a coroutine.
+
+    As Ctrl-C does, it passes code that goes on after errors, lets the driver cancel a statement
+    that it waits for, and ends a run that the handler has started.
+    """
+
+
+def ends_the_run(error: BaseException) -> bool:
+    """Return whether the error interrupts the worker, and so is no row's failure.
+
+    These are Ctrl-C; ``sys.exit()`` in a signal handler; and Celery's soft time limit, an
+    ``Exception`` that is matched by class name, so that Celery need not be installed. A task group
+    puts them in a group.
+    """
+    parts = [error]
+    for each in parts:  # which grows meanwhile
+        if isinstance(each, BaseExceptionGroup):
+            parts += each.exceptions
+    return any(map(_interrupts, parts))
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the error again if it interrupts the worker."""
+    if ends_the_run(error):
+        raise error
+
+
+def _interrupts(error: BaseException) -> bool:
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    if isinstance(error, SystemExit):
+        frames = traceback.walk_tb(error.__traceback__)
+        return any(_handles_signal(frame) for frame, _ in frames)
+    kinds = {(kind.__module__, kind.__name__) for kind in type(error).__mro__}
+    return ("billiard.exceptions", "SoftTimeLimitExceeded") in kinds
+
+
+def _handles_signal(frame: FrameType) -> bool:
+    """Recognise a signal handler by its argument, the frame that it interrupts, its caller's.
+
+    ``signal.getsignal()`` would not work, because many handlers uninstall themselves first.
+    """
+    for value in frame.f_locals.values():
+        given = value if type(value) is tuple else (value,)
+        if any(each is frame.f_back and isinstance(each, FrameType) for each in given):
+            return True
+    return False

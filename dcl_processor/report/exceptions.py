@@ -54,27 +54,25 @@ class TooManyPending(ProcessorError):
 class TransactionLost(ProcessorError):
     """The transaction that held the rows' locks ended before the flip, which is not written."""
 
-    def __init__(self) -> None:
-        super().__init__(self._sentence())
+    sentence = (
+        "expected the transaction that locked the row to be open until its flip, got one that "
+        "ended earlier; remove COMMIT, ROLLBACK, DDL, connection.close() and "
+        "close_old_connections() from the handler, and do not catch a deadlock in it."
+    )
 
-    def _sentence(self) -> str:
-        return (
-            "expected the transaction that locked the row to be open until its flip, got one that "
-            "ended earlier; remove COMMIT, ROLLBACK, DDL, connection.close() and "
-            "close_old_connections() from the handler, and do not catch a deadlock in it."
-        )
+    def __init__(self) -> None:
+        super().__init__(self.sentence)
 
 
 class SessionLost(TransactionLost):
     """The server or the network ended the session that held the rows' locks; no row is flipped."""
 
-    def _sentence(self) -> str:
-        return (
-            "expected the database session that locked the row to last until its flip, got one "
-            "that the server or the network ended earlier; raise the timeouts that are shorter "
-            "than the handler's work (wait_timeout, idle_transaction_timeout, "
-            "idle_in_transaction_session_timeout), or use Delivery.AT_LEAST_ONCE for slow work."
-        )
+    sentence = (
+        "expected the database session that locked the row to last until its flip, got one that "
+        "the server or the network ended earlier; raise the timeouts that are shorter than the "
+        "handler's work (wait_timeout, idle_transaction_timeout, "
+        "idle_in_transaction_session_timeout), or use Delivery.AT_LEAST_ONCE for slow work."
+    )
 
 
 class TransactionLeftOpen(ProcessorError):
@@ -131,19 +129,13 @@ class HandlerTimeout(ProcessorError):
 
 
 class AttemptsUsedUp(ProcessorError):
-    """A row has used up its attempts, and was not given up on by the last of them.
+    """A row has used up its attempts, and was not given up on by the last of them."""
 
-    ``is_known``: the outcome of the last one was recorded.
-    """
-
-    def __init__(self, attempts: int, *, is_known: bool = False) -> None:
-        why = (
-            "the row is still pending: the values of failed were not written to it"
-            if is_known
-            else "the last one ended without an outcome: the process died, or lost its lease"
+    def __init__(self, attempts: int) -> None:
+        super().__init__(
+            f"all {attempts} attempts were used up, and the row was not given up on: in the last "
+            "one its process died or lost the lease, or failed was not written"
         )
-        super().__init__(f"all {attempts} attempts were used up, and {why}")
-        self.is_known = is_known
 
 
 # A traceback names an error by the module from which users import it.

@@ -14,7 +14,6 @@ from dcl_processor.options import worker
 from dcl_processor.report.errors import (
     described,
     escaped,
-    frames_of,
     printable,
     shown_traceback,
     traceback_text,
@@ -42,7 +41,7 @@ def log(
     if not logger.isEnabledFor(level):
         return
     file, line, function, _ = logger.findCaller(stacklevel=2)
-    info: Any = error and (type(error), error, frames_of(error))
+    info: Any = error and (type(error), error, error.__traceback__)
     place = (logger.name, level, file, line, message, tuple(map(_said, arguments)), info, function)
     record = logger.makeRecord(*place)
     for each in (error, *arguments):

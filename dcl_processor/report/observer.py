@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from dcl_processor.report.errors import add_note
-from dcl_processor.report.interrupts import raise_interrupt
+from dcl_processor.report.errors import raise_interrupt
 from dcl_processor.report.log import log
 from dcl_processor.report.outcomes import Outcome
 from dcl_processor.report.report import Report
@@ -68,11 +67,9 @@ class Observer(Protocol):
 
     def run(self, event: RunEvent) -> None:
         """Take note of a run that begins, or has ended."""
-        ...
 
     def row(self, event: RowEvent) -> None:
         """Take note of a row whose handler is about to be called, or that is over."""
-        ...
 
 
 @runtime_checkable
@@ -91,7 +88,6 @@ class Gate(Protocol):
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         """Take note of the outcomes of rows that were let in, once their transactions are over."""
-        ...
 
 
 class EndRun(Exception):
@@ -153,21 +149,10 @@ class Gates:
     def may_start(self, n: int) -> int:
         """Return how many rows each gate lets in."""
         for each in self.all:
-            try:
-                n = min(n, each.may_start(n))
-            except EndRun:
-                raise
-            except Exception as error:
-                add_note(error, f"Raised by the gate {each!r}, which ends the run.")
-                raise
+            n = min(n, each.may_start(n))
             if n <= 0:
                 return 0
         return n
-
-    @property
-    def keep_rate(self) -> bool:
-        """Whether one of them keeps the option ``rate``."""
-        return any(getattr(each, "keeps_rate", False) for each in self.all)
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         """Tell of rows that were let in."""

@@ -21,6 +21,9 @@ _ENDS = {
     "throttled": "; throttled",
 }
 
+#: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.
+MOST_COUNTED = 10_000
+
 #: The outcomes of rows that a handler was called for, as ``row_finished`` has them; and all counts.
 TRIED = ("processed", "failed", "discarded", "snoozed")
 COUNTS = (*TRIED, "skipped", "stale", "lease_lost", "held")
@@ -151,10 +154,6 @@ class Report:
             "failures": [failure.as_dict() for failure in self.failures],
         }
 
-    def __json__(self) -> dict[str, Any]:
-        """Return ``as_dict()``: kombu, Celery's serialiser, looks for this method."""
-        return self.as_dict()
-
     def __str__(self) -> str:
         """Return the report in one line, without counts that are 0, and without ``stale``."""
         counts = [
@@ -169,6 +168,11 @@ class Report:
     @property
     def _end(self) -> str:
         return _ENDS.get(self.stopped, f"; stopped by {self.stopped}")
+
+
+def counted(number: int) -> str:
+    """Write a number of rows that was counted up to ``MOST_COUNTED``."""
+    return f"{MOST_COUNTED}+" if number > MOST_COUNTED else str(number)
 
 
 def plain(pk: Any) -> Any:

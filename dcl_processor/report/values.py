@@ -43,12 +43,6 @@ def expect(fits: object, named: str, words: str, value: Any, fix: str = "") -> N
         raise InvalidOption(f"{named} to be {words}, got {value!r}{fix}.")
 
 
-def refuse(label: str, is_there: object, kind: type[Exception], sentence: str) -> None:
-    """Raise an error of a kind with the sentence, if what it refuses is there."""
-    if is_there:
-        raise kind(f"{label}: expected {sentence}.")
-
-
 def expect_type(named: str, value: Any, kind: Any, words: str) -> None:
     """Raise unless the value is of a type, or of one of several."""
     expect(isinstance(value, kind), named, words, value)

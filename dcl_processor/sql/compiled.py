@@ -158,17 +158,13 @@ Narrow = Callable[[Q, Any], QuerySet[Any, Any]]
 Build = Callable[[Sequence[Any]], list[Any]]
 
 
-def _unchanged(_: Question[Any], sql: str) -> str:
-    return sql
-
-
 def select(
     question: Question[Any],
     name: Any,
     pks: Sequence[Any],
     narrow: Narrow,
     *,
-    change: Callable[[Question[Any], str], str] = _unchanged,
+    change: Callable[[Question[Any], str], str] = lambda _, sql: sql,
 ) -> tuple[Statement, Build]:
     """Return the statement that reads rows by their keys, and what builds them of its answer.
 
@@ -201,26 +197,22 @@ class Assigned:
     """What a statement writes: expressions, and placeholders for constants and delays."""
 
     def __init__(self, model: type[Model], values: Values) -> None:
-        self._places: dict[str, Placeholder] = {}
+        self.places: dict[str, Placeholder] = {}
         self.columns: dict[str, Any] = {**values}
         for name, value in values.items():
             field: Any = model._meta.get_field(name)
             if hasattr(value, "prepare_database_save") or _adds_sql(field):
                 raise CannotCompile
             if type(value) is Later:
-                self._places[name] = Placeholder(DurationField())
-                self.columns[name] = DatabaseNow() + self._places[name]
+                self.places[name] = Placeholder(DurationField())
+                self.columns[name] = DatabaseNow() + self.places[name]
             elif not hasattr(value, "resolve_expression"):
-                self.columns[name] = self._places[name] = Placeholder(field)
-
-    @property
-    def placeholders(self) -> list[Placeholder]:
-        return [*self._places.values()]
+                self.columns[name] = self.places[name] = Placeholder(field)
 
     def bound(self, values: Values, connection: Any) -> dict[Placeholder, Any]:
         """Return the values in the database's form; raises ``CannotCompile`` for SQL."""
         found: dict[Placeholder, Any] = {}
-        for name, each in self._places.items():
+        for name, each in self.places.items():
             value = values[name].delay if type(values[name]) is Later else values[name]
             value = value() if callable(value) else value
             found[each] = each.output_field.get_db_prep_save(value, connection)

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections
-from django.db.models import Expression, IntegerField
+from django.db.models.expressions import RawSQL
 
 from dcl_processor.pending.question import Question
 from dcl_processor.report.values import Values
 from dcl_processor.sql.compiled import (
     Assigned,
     Keys,
-    Placeholder,
     Rows,
     Statement,
     Template,
@@ -23,18 +22,6 @@ from dcl_processor.sql.compiled import (
 )
 from dcl_processor.sql.statements import LOCK, failing, first_of, own_key, still_pending
 from dcl_processor.sql.steps import Wanted, by_key
-
-
-class _Stored(Expression):
-    """A column of the model's own table as it is stored, even if its field changes its SELECT."""
-
-    def __init__(self, column: str) -> None:
-        super().__init__(output_field=IntegerField())
-        self._column = column
-
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
-        quote = connection.ops.quote_name
-        return f"{quote(compiler.query.base_table)}.{quote(self._column)}", []
 
 
 def _still_free(question: Question[Any], *, hides: bool) -> tuple[str, list[Any]]:
@@ -70,10 +57,9 @@ class Marking:
         if name not in question.cache:
             compiled = self._compiled(question, wanted, mark, hides=hides, bare=bare, many=many)
             question.cache[name] = compiled
-        self.rows, self._columns, keys, number, assigned, template, _ = question.cache[name]
+        self.rows, self._columns, keys, assigned, template, _ = question.cache[name]
         connection = connections[question.using]
         bound = assigned.bound(mark, connection)
-        bound[number] = len(wanted.pks)
         if not has_keys:
             bound[keys] = bound_keys(question.model, question.using, wanted.pks, many=many)
         self.statement = template.bind(bound)
@@ -89,35 +75,35 @@ class Marking:
         many: bool,
     ) -> tuple[Any, ...]:
         keys, assigned = Keys(question.model, many=many), Assigned(question.model, mark)
-        number = Placeholder(IntegerField())
         has_keys = question.claims is not None and not bare
         some = question.table if bare else question.queryset
         asked = question.keyed(()) if has_keys else some.filter(keys.condition)
         rows = Rows(asked.order_by(), question.using)
         meta, compiler = question.model._meta, asked.query.get_compiler(question.using)
         fields: list[Any] = [meta.get_field(name) for name in self._names]
-        before = {f"dcl_before_{at}": _Stored(f.column) for at, f in enumerate(fields)}
+        quote = compiler.connection.ops.quote_name
+        own, key = quote(meta.db_table), own_key(question)
+        after = [f"{own}.{quote(f.column)}" for f in fields]
+        # As they are stored: a field may change its SELECT.
+        before: dict[str, Any] = {f"dcl_before_{n}": RawSQL(sql, ()) for n, sql in enumerate(after)}  # noqa: S611
         first = first_of(asked, wanted, keys.order).annotate(**before).values_list("pk", *before)
         locking, locking_params = first.query.get_compiler(question.using).as_sql()
         update, update_params = update_sql(question.table, assigned.columns)
         still, still_params = _still_free(question, hides=hides)
-        quote = compiler.connection.ops.quote_name
-        own, key = quote(meta.db_table), own_key(question)
         columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *fields, *fields)]
-        after = [f"{own}.{quote(f.column)}" for f in fields]
         returned = [*rows.selected_sql, key, *(f"dcl_taken.{n}" for n in before), *after]
         lock = "" if bare or has_keys else f" {LOCK}"
         # If it is not materialised, the planner may lock one set of rows and update another.
         sql = (
             f"WITH dcl_taken (taken, {', '.join(before)}) AS MATERIALIZED ({locking}{lock}) "
             f"{update} FROM dcl_taken WHERE {key} = dcl_taken.taken "
-            f"RETURNING {', '.join(returned)}, {failing(still, 'dcl_taken')}"
+            f"RETURNING {', '.join(returned)}, {failing(still)}"
         )
-        params = [*locking_params, *update_params, *rows.selected_params, *still_params, number]
-        needed = [*[keys.placeholder] * (not has_keys), *assigned.placeholders]
+        params = [*locking_params, *update_params, *rows.selected_params, *still_params]
+        needed = [*[keys.placeholder] * (not has_keys), *assigned.places.values()]
         template = Template(sql, params, needed)
         read = compiler, compiler.get_converters(columns)
-        return rows, read, keys.placeholder, number, assigned, template, mark
+        return rows, read, keys.placeholder, assigned, template, mark
 
     def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
         """Return the old and the new values of the marked columns, by the rows' keys."""

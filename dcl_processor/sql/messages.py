@@ -35,15 +35,7 @@ from dcl_processor.sql.statements import (
     still_asked,
     writing,
 )
-from dcl_processor.sql.steps import (
-    Claimed,
-    Wanted,
-    Write,
-    by_key,
-    not_marked,
-    several_written,
-    show,
-)
+from dcl_processor.sql.steps import Claimed, Wanted, Write, by_key, not_marked, show
 
 BEGIN, COMMIT = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("COMMIT")
 SAVEPOINT, RELEASE = (Statement(f'{word} "{NAME}"') for word in ("SAVEPOINT", "RELEASE"))
@@ -214,8 +206,6 @@ class Messages(Session):
             if self.connection.connection.pgconn.transaction_status == _IN_ERROR:
                 self.send([UNDO, FORGET])
             raise
-        if any(written > 1 for written in answers[1:-3]):
-            raise several_written(self.label, [pk])
         return not answers[-3]
 
     def commit(self, question: Question[Any], writes: Sequence[Write]) -> None:

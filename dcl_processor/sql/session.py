@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 from django.db import Error, connections, transaction
@@ -17,12 +16,9 @@ from django.db.models import QuerySet
 
 from dcl_processor.pending.question import Question, fenced_by, these
 from dcl_processor.report.exceptions import SessionLost, TransactionLost
-from dcl_processor.report.interrupts import raise_interrupt
-from dcl_processor.report.outcomes import as_exception
 from dcl_processor.report.values import Values, resolve
 from dcl_processor.sql import isolation
 from dcl_processor.sql.errors import has_news
-from dcl_processor.sql.mysql import refuse_without_locks
 from dcl_processor.sql.savepoint import RowSavepoint
 from dcl_processor.sql.steps import (
     Claimed,
@@ -32,7 +28,6 @@ from dcl_processor.sql.steps import (
     not_left_pending,
     not_marked,
     not_written,
-    several_written,
     show,
 )
 
@@ -55,7 +50,6 @@ class Session:
     def claim(self, question: Question[Any], wanted: Wanted) -> Claimed:
         """Open a transaction, and lock the wanted rows that are still pending in it."""
         self.has_committed, self._is_single = False, wanted.limit == 1
-        refuse_without_locks(question)
         try:
             self.begin()
             has_locks = self.connection.features.has_select_for_update
@@ -142,8 +136,6 @@ class Session:
         """
         rows = question.table.filter(these(write.pks))
         number = rows.update(**resolve(write.values)) if write.values else len(write.pks)
-        if number > len(write.pks):
-            raise several_written(self.label, write.pks)
         # A query is needed, because rows that the handler deleted have left pending, too.
         if number < len(write.pks) and rows.count() > number:
             raise not_written(self.label, write.pks)
@@ -168,8 +160,7 @@ class Session:
         """Write to a row, return whether it has left ``pending``, and roll back to before."""
         with transaction.atomic(using=self.using):
             for values in writes:
-                if question.table.filter(pk=pk).update(**values) > 1:
-                    raise several_written(self.label, [pk])
+                question.table.filter(pk=pk).update(**values)
             left = not question.still_pending([pk]).exists()
             transaction.set_rollback(True, using=self.using)
         return left
@@ -198,8 +189,7 @@ class Session:
         if pks:
             table, names = question.table.filter(these(pks)), [*mark]
             claimed.before = _read(table, names)
-            if table.update(**mark) > len(pks):
-                raise several_written(self.label, pks)
+            table.update(**mark)
             claimed.after = _read(table, names)
             # Race: double claim. A mark that is not kept would let another worker take the row.
             asked = question.still_pending(pks) if hides else question.among(pks)
@@ -261,17 +251,14 @@ def locked(question: Question[Any], wanted: Wanted, answers: Sequence[Any]) -> d
     """Return which wanted rows are locked, here and by others, by the answers of the locks."""
     if not answers:
         return {"ours": wanted.pks}
-    claims: Any = question.claims
-    ours, others = claims.locked(wanted.candidates(), answers)
+    ours, others = question.claims.locked(wanted.candidates(), answers)
     return {"ours": ours, "elsewhere": others}
 
 
 def locks_of_keys(question: Question[Any], wanted: Wanted) -> list[Any]:
     """Return the statements that lock the keys of rows, and then the rows."""
-    assert question.claims is not None
-    candidates = wanted.candidates()
-    locks = question.claims.locks(candidates, wanted.limit)
-    return [*locks, question.claims.lock_rows(candidates)]
+    claims, candidates = question.claims, wanted.candidates()
+    return [claims.lock_keys(candidates, wanted.limit), claims.lock_rows(candidates)]
 
 
 def locking(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
@@ -315,18 +302,4 @@ def _read(rows: QuerySet[Any, Any], names: Sequence[str]) -> dict[Any, Values]:
 def make_callbacks_robust(connection: Any) -> None:
     """Let a callback that raises be logged: the rows are settled when ``on_commit()`` runs them."""
     calls = connection.run_on_commit
-    connection.run_on_commit = [(sids, _guarded(call), True) for sids, call, _ in calls]
-
-
-def _guarded(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Let an exit in a callback be an error of it, as it is in a handler."""
-
-    @wraps(call)
-    def guarded() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001  # an exit of it is its error
-            raise_interrupt(error)
-            raise as_exception(error) from error.__cause__
-
-    return guarded
+    connection.run_on_commit = [(sids, call, True) for sids, call, _ in calls]

@@ -28,14 +28,14 @@ from dcl_processor.sql.compiled import (
     update_sql,
 )
 from dcl_processor.sql.errors import NO_TRANSACTION, code_of
-from dcl_processor.sql.steps import Wanted, Write, not_left_pending, not_written, several_written
+from dcl_processor.sql.steps import Wanted, Write, not_left_pending, not_written
 
 XID = "pg_current_xact_id()"
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 
 #: The texts of the error with which a statement that writes fails. The transaction is not the one
 #: that has the locks; a row is still pending; the wrong number of rows was written.
-LOST, STILL, FEWER, MORE = "dcl_lost:", "dcl_still:", "dcl_fewer:", "dcl_more:"
+LOST, STILL, FEWER = "dcl_lost:", "dcl_still:", "dcl_fewer:"
 
 #: invalid_savepoint_specification, or no transaction.
 _NO_SAVEPOINT = frozenset({"3B001", NO_TRANSACTION})
@@ -50,9 +50,7 @@ def meaning(error: Error, label: str, pks: Sequence[Any]) -> Exception | None:
         quoted = text.partition(STILL)[2]
         still = [pk for pk in pks if quoted.startswith(f'{pk}"')]
         return not_left_pending(label, (still or [*pks])[0])
-    if FEWER in text or MORE in text:
-        return (not_written if FEWER in text else several_written)(label, pks)
-    return None
+    return not_written(label, pks) if FEWER in text else None
 
 
 def first_of(queryset: QuerySet[Any, Any], wanted: Wanted, order: Any) -> QuerySet[Any, Any]:
@@ -147,13 +145,9 @@ def still_pending(question: Question[Any], rows: QuerySet[Any, Any]) -> tuple[st
     return f"CASE WHEN {sql} THEN {own_key(question)}::text END", [*params]
 
 
-def failing(still: str, locked: str) -> str:
-    """Return the SQL that fails for a row that is still pending, or if more rows were locked.
-
-    Its last parameter is the number of rows that are named.
-    """
-    more = f"CASE WHEN (SELECT count(*) FROM {locked}) > %s THEN '{MORE}' ELSE '0' END"  # noqa: S608
-    return f"CAST(COALESCE('{STILL}' || {still}, {more}) AS integer)"
+def failing(still: str) -> str:
+    """Return the SQL that fails for a row that is still pending."""
+    return f"CAST(COALESCE('{STILL}' || {still}, '0') AS integer)"
 
 
 # --- the one statement that writes
@@ -212,7 +206,7 @@ def _compiled(
         fenced["xid"] if xid else Q(**fenced),
         number=number,
     )
-    needed = [keys.placeholder, *fenced.values(), *assigned.placeholders]
+    needed = [keys.placeholder, *fenced.values(), *assigned.places.values()]
     # The values are kept, so that the identity of an expression in the name stays its own.
     return keys.placeholder, number, fenced, assigned, Template(sql, params, needed), write.values
 
@@ -238,22 +232,21 @@ def _write_sql(
         locked, locked_params = mine.query.sql_with_params()
         sql = (
             f"WITH dcl_mine (pk) AS MATERIALIZED ({locked} {LOCK}) {update} FROM dcl_mine "
-            f"WHERE {key} = dcl_mine.pk RETURNING {key}, {failing(still, 'dcl_mine')}"
+            f"WHERE {key} = dcl_mine.pk RETURNING {key}, {failing(still)}"
         )
-        return sql, [*locked_params, *params, *asked, number or len(write.pks)]
+        return sql, [*locked_params, *params, *asked]
     # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
     # cast is that error. It depends on the count, and so is not evaluated before it.
     where, where_params = condition_sql(question.table.filter(rows))
     there, keys = question.table.filter(rows).order_by().values_list("pk").query.sql_with_params()
-    number = number or len(write.pks)
     sql = (
         f"WITH dcl_flipped (still) AS ({update} WHERE {where} AND {XID} = %s "  # noqa: S608
         f"RETURNING {still}) "
         f"SELECT CAST(CASE WHEN count(still) > 0 THEN '{STILL}' || min(still) "
-        f"WHEN count(*) = %s THEN '0' WHEN count(*) > %s THEN '{MORE}' "
+        f"WHEN count(*) = %s THEN '0' "
         f"WHEN NOT {XID} = %s::xid8 THEN '{LOST}' "
         f"WHEN count(*) = (SELECT count(*) FROM ({there}) AS dcl_there) "
         f"THEN '0' ELSE '{FEWER}' END AS integer) FROM dcl_flipped"
     )
-    counted = [number, number, expected]
+    counted = [number or len(write.pks), expected]
     return sql, [*params, *where_params, expected, *asked, *counted, *keys]

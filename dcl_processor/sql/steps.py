@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dcl_processor.pending.question import Question
-from dcl_processor.report.exceptions import (
-    InvalidPending,
-    ProcessorError,
-    StillPending,
-    Unsupported,
-)
+from dcl_processor.report.exceptions import InvalidPending, ProcessorError, StillPending
 from dcl_processor.report.values import Values
 
 
@@ -81,13 +76,14 @@ class Write:
 
 def by_key(question: Question[Any], rows: Sequence[Any], pks: Sequence[Any]) -> dict[Any, Any]:
     """Return the rows by their keys, in the order of the candidates."""
-    answers: dict[Any, Any] = {}
+    answers, query = dict[Any, Any](), question.queryset.query
+    added = [*query.annotation_select, *query.extra_select]
     for row in rows:
         first = answers.setdefault(row.pk, row)
-        if row is not first and [n for n in question.annotations if vars(row)[n] != vars(first)[n]]:
+        if row is not first and [name for name in added if vars(row)[name] != vars(first)[name]]:
             raise InvalidPending(
                 f"{question.model._meta.label}: expected pending to return each row once, got row "
-                f"{row.pk} several times with different values of {question.annotations}; "
+                f"{row.pk} several times with different values of {added}; "
                 "aggregate them, or compute them in a subquery."
             )
     return {pk: answers[pk] for pk in pks if pk in answers}
@@ -101,14 +97,6 @@ def not_written(label: str, pks: Sequence[Any]) -> ProcessorError:
     return ProcessorError(
         f"{label}: expected the update to write {named}, got {got}; look for a trigger, a rule or "
         "row-level security that drops the update."
-    )
-
-
-def several_written(label: str, pks: Sequence[Any]) -> Unsupported:
-    """Return the error for a key that several rows have."""
-    return Unsupported(
-        f"{label}: expected one row for each key, got an update of row {pks[0]} that wrote to "
-        "more; make the column of the model's primary key unique in the table."
     )
 
 

@@ -274,16 +274,15 @@ def test_each_of_several_gates_may_let_fewer_rows_start() -> None:
     assert max(first.asked + second.asked) == 2
 
 
-def test_an_error_of_a_gate_ends_the_run_and_names_the_gate() -> None:
+def test_an_error_of_a_gate_ends_the_run() -> None:
     the.errands(1)
 
     class Broken(Open):
         def may_start(self, n: int) -> int:
             raise OSError("no quota server")
 
-    with pytest.raises(OSError, match="no quota server") as raised:
+    with pytest.raises(OSError, match="no quota server"):
         the.transactional(the.ignore, gates=[Broken()])()
-    assert any("Raised by the gate <" in each for each in raised.value.__notes__)
     assert the.places(done=False) == [0]
 
 

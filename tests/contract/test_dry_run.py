@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor
+from dcl_processor.engine.trial import DryRun
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidDone,
@@ -18,7 +19,6 @@ from dcl_processor.exceptions import (
     TooManyPending,
 )
 from dcl_processor.pending import scan
-from dcl_processor.report.dry_run import DryRun
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor

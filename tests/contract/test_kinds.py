@@ -19,7 +19,7 @@ from django.db.models import F, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone, translation
+from django.utils import timezone
 from freezegun import freeze_time
 
 from dcl_processor import Lease, Retry
@@ -159,17 +159,6 @@ if IS_POSTGRESQL:
         run = the.at_most_once(the.ignore, pending=pending.all)
         with timezone.override("Asia/Tokyo"):
             assert_run(run(concurrency=3), processed=3)
-
-    def test_asynchronous_handlers_have_the_callers_time_zone_and_language() -> None:
-        the.errands(1)
-        seen: list[Any] = []
-
-        async def handle(row: Errand) -> None:
-            seen.append((timezone.get_current_timezone_name(), translation.get_language()))
-
-        with timezone.override("Asia/Tokyo"), translation.override("de"):
-            assert_run(the.at_least_once(handle)(), processed=1)
-        assert seen == [("Asia/Tokyo", "de")]
 
     def test_i24_the_time_of_a_handler_ends_although_the_time_stands_still() -> None:
         the.errands(1)

@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import models
-from django.test.utils import isolate_apps
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from dcl_processor.checks import check_found
-from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
+from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.operator.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, RoadTrain, Seat, Truck, Vehicle
+from tests.models import RoadTrain, Seat, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-# --- a key that several rows have
-
-
-@pytest.fixture(params=[False, True], ids=["unmanaged", "managed"])
-def twins(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Give a model of the errands' table whose key is a column that is not unique."""
-    with isolate_apps("tests"):
-
-        class Twin(models.Model):
-            place = models.IntegerField(primary_key=True)
-            done = models.BooleanField(default=False)
-            claimed = models.BooleanField(default=False)
-            claimed_at = models.DateTimeField(null=True)
-            leased_until = models.DateTimeField(null=True)
-            result = models.CharField(max_length=50, default="")
-
-            class Meta:
-                app_label = "tests"
-                managed = request.param
-                db_table = "tests_errand"
-
-        yield Twin
-
-
-NOT_UNIQUE = r"expected one row for each key, got an update of row 0 that wrote to more"
-
-
-@the.all_deliveries
-@pytest.mark.parametrize("size", [1, 10])
-def test_a_key_of_several_rows_is_refused(make: Any, twins: Any, size: int) -> None:
-    """Otherwise one handler would be called, and three rows would be done."""
-    Errand.objects.bulk_create([Errand(place=0) for _ in range(3)])
-    calls: list[Any] = []
-    pending = twins.objects.filter(done=False, claimed=False)
-    run = make(lambda row: calls.append(row.pk), pending=pending, batch_size=size)
-    with pytest.raises(Unsupported, match=NOT_UNIQUE):
-        run()
-    assert calls == []
-    untouched = Errand.objects.filter(done=False, claimed=False, claimed_at=None, leased_until=None)
-    assert untouched.count() == 3
-
-
-@the.all_deliveries
-@pytest.mark.parametrize("size", [1, 10])
-def test_a_later_key_of_several_rows_flips_none_of_them(make: Any, twins: Any, size: int) -> None:
-    """Also if all but one of them are done already, so that a claim locks one row."""
-    Errand.objects.create(place=1)
-    Errand.objects.create(place=2)
-    Errand.objects.bulk_create([Errand(place=2, result="old", claimed=True) for _ in range(2)])
-    pending = twins.objects.filter(done=False, claimed=False)
-    run = make(the.ignore, pending=pending, batch_size=size, done={"done": True, "result": "new"})
-    with suppress(Unsupported):  # which ends a run whose mark was refused
-        assert_run(run(), processed=1, failed=1)
-    assert Errand.objects.filter(place=2, done=False).count() == 3
-    assert Errand.objects.filter(place=2, claimed=True, result="old").count() == 2
 
 
 # --- columns of a parent's table (multi-table inheritance)

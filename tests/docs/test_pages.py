@@ -17,7 +17,7 @@ from dcl_processor.insights import status
 from dcl_processor.ledger import records, run
 from dcl_processor.options import retry
 from dcl_processor.pending import scan
-from dcl_processor.report import counters, dry_run
+from dcl_processor.report import counters, report
 from dcl_processor.workers import health
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
@@ -107,7 +107,7 @@ SENTENCES = {
         f"of which {retry.LONGEST_ERROR:,} characters are used",
         f"up to {reservations.MOST:,} rows, a `Reservation` each",
     ],
-    "docs/reference/results.md": [f"counted up to {dry_run.MOST_COUNTED:,}"],
+    "docs/reference/results.md": [f"counted up to {report.MOST_COUNTED:,}"],
 }
 
 

@@ -32,11 +32,11 @@ from dcl_processor import (
 from dcl_processor.contrib import celery, otel, prometheus
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
+from dcl_processor.engine.trial import DryRun
 from dcl_processor.insights import doctor
 from dcl_processor.ledger.control import Pause, State
 from dcl_processor.management.commands.processors import ACTIONS, Command
 from dcl_processor.processor import RunParameters
-from dcl_processor.report.dry_run import DryRun
 from dcl_processor.report.report import Failure
 from tests.docs.blocks import FOLLOWED
 from tests.docs.signatures import parameters, shown, value_of
