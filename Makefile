@@ -49,8 +49,8 @@ chaos: .venv/dev.stamp ## workers and a monkey, at most twelve minutes each [SEE
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
 
-keys: .venv/dev.stamp ## random runs over groups [SEEDS=]
-	@WHOLE=1 SEEDS=$(or $(SEEDS),1000) $(python) -m pytest -q tests/keys
+keys: .venv/dev.stamp ## random runs over groups, and 4,000 orders of their statements [SEEDS=]
+	@WHOLE=1 SEEDS=$(or $(SEEDS),1000) $(python) -m pytest -q tests/keys tests/keyed
 
 clean: ## back to a fresh checkout, without the embedded PostgreSQL's data
 	@if [ -e .venv/sample.stamp -o -e .venv/dev.stamp ]; then $(python) -m sample_app.embedded remove; fi

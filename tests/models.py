@@ -235,6 +235,15 @@ class Errand(RetryColumns, LeaseColumn):
     code = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # unique or none
 
 
+class Call(RetryColumns, LeaseColumn):
+    """A row of a key, which may be NULL, with a place in the key's order."""
+
+    depot = models.ForeignKey(Depot, models.CASCADE, null=True)
+    place = models.IntegerField(default=0)
+    status = models.CharField(max_length=10, default="new")
+    claimed_at = models.DateTimeField(null=True)
+
+
 class Misfit(models.Model):
     """Columns that look like what retries, leases and claims need, and are not."""
 

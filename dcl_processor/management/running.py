@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import random
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from dcl_processor.management.command_line import (
     misuse,
 )
 from dcl_processor.management.printing import Output
+from dcl_processor.management.progress import shown
 from dcl_processor.operator.diagnosis import Trouble
 from dcl_processor.pending import steady as time
 from dcl_processor.processor import BatchProcessor
@@ -97,7 +98,9 @@ def run(options: dict[str, Any], output: Output) -> None:
         if is_own:
             number = [] if member is None else [member.number, options["workers"]]
             name_sessions(label(health.names, *number))
-        with Monitor(partial(_beat, member, health, stop), may_end=is_own):
+        # One line has no room for several workers.
+        line = shown(output.stderr) if member is None else nullcontext()
+        with Monitor(partial(_beat, member, health, stop), may_end=is_own), line:
             _Work(options, output, health, stop, deadline).do(processors)
 
 

@@ -282,6 +282,17 @@ def test_on_a_terminal_an_empty_run_says_so() -> None:
     assert "warehouse.deliver: nothing pending" in shown
 
 
+def test_on_a_terminal_a_line_counts_the_rows_until_the_report_takes_its_place() -> None:
+    parcels("broken", "", "")
+    code, shown = shown_on_a_terminal(command("run", "warehouse.deliver"))
+    assert code == 1
+    line, clear = "warehouse.deliver: 1 failed", "\r\x1b[K"
+    assert shown.startswith(f"{clear}{line}")
+    *_, rest = shown.split(clear)
+    assert "warehouse.deliver: 2 processed, 1 failed" in rest
+    assert rest.count("\n") >= 2
+
+
 # --- signals
 
 
