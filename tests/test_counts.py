@@ -198,7 +198,7 @@ def test_a_run_of_one_row_is_a_few_messages(
 
 def test_the_command_sends_what_a_direct_call_does(monkeypatch: pytest.MonkeyPatch) -> None:
     processor = transactional()
-    monkeypatch.setattr(registry, "find", lambda *_: [registry.Found(processor, "tests.p")])
+    monkeypatch.setattr(registry, "get", lambda _: [processor])
     for _ in range(2):
         parcels(1)
         spent = cost(lambda: call_command("processors", "run", processor.name, stdout=StringIO()))

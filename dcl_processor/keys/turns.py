@@ -1,11 +1,12 @@
-"""Keys take turns: a window has few rows of each key, and each key starts one at a time."""
+"""Keys take turns: a window has few rows of each key, and each key starts one of them first."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import randrange, shuffle
+from heapq import heappop, heappush
+from random import random, randrange
 from typing import Any
 
 from dcl_processor.keys.window import Found
@@ -15,6 +16,9 @@ TRIED = 10_000
 
 #: From how many rows of a key a worker begins at a random one.
 MANY = 20
+
+#: The place of a key that has had no turn in a window: before those with the most rows.
+FIRST = -10_000
 
 #: Answers one read, given the key after which it begins and the rows not to be tried again.
 Read = Callable[[Any, Sequence[Any]], tuple[list[Found], Any]]
@@ -26,7 +30,8 @@ class Turns:
 
     ``most``: how many rows of one key this run may have in flight; ``None``: any number.
     ``waiting``: the rows that were read, by their keys. ``line``: the keys that have some and may
-    go on, in their turn. ``at_work``: the rows in flight, by their keys. ``tried``: rows that
+    go on. Each key comes once, and then those with most rows first, because a key that is handled
+    one by one takes longest. ``at_work``: the rows in flight, by their keys. ``tried``: rows that
     are not tried again in this run; in order, they hold their key while they are pending.
     ``busy_keys``, ``busy_rows``: what others had, which waits for the next cycle.
     """
@@ -35,7 +40,8 @@ class Turns:
     most: int | None
     in_order: bool
     waiting: dict[Any, deque[Any]] = field(default_factory=dict)
-    line: dict[Any, None] = field(default_factory=dict)
+    line: list[tuple[int, float, Any]] = field(default_factory=list)
+    in_line: set[Any] = field(default_factory=set)
     at_work: dict[Any, set[Any]] = field(default_factory=dict)
     tried: dict[Any, None] = field(default_factory=dict)
     busy_keys: set[Any] = field(default_factory=set)
@@ -46,14 +52,14 @@ class Turns:
 
     def has_next(self) -> bool:
         """Return whether a row may be taken now; reads as long as there is none."""
-        while not (self.line or self.is_over):
+        while not (self.in_line or self.is_over):
             answer, self.after = self.read(self.after, [*self.tried])
             self.has_found |= self._add(answer)
             if self.after is None:
                 # An end is concluded from the table: a whole cycle that has found nothing.
                 self.is_over = not self.has_found or len(self.tried) >= TRIED
                 self.has_found = False
-        return bool(self.line)
+        return bool(self.in_line)
 
     def take(self, room: int) -> dict[Any, Any]:
         """Return the primary keys of rows, with the keys that they had when they were read.
@@ -62,12 +68,13 @@ class Turns:
         """
         rows = dict[Any, Any]()
         while len(rows) < room and self.has_next():
-            key = next(iter(self.line))
-            del self.line[key]
-            pk = self.waiting[key].popleft()
-            self.at_work.setdefault(key, set()).add(pk)
-            rows[pk] = key
-            self._join(key)
+            _, _, key = heappop(self.line)
+            if key in self.in_line:
+                self.in_line.discard(key)
+                pk = self.waiting[key].popleft()
+                self.at_work.setdefault(key, set()).add(pk)
+                rows[pk] = key
+                self._join(key)
         return rows
 
     def end(self, pk: Any, key: Any, *, done: bool) -> None:
@@ -125,13 +132,15 @@ class Turns:
     def _forget(self, key: Any) -> None:
         if key is not None:
             self.waiting.pop(key, None)
-            self.line.pop(key, None)
+            self.in_line.discard(key)
 
-    def _join(self, key: Any) -> None:
+    def _join(self, key: Any, *, is_new: bool = False) -> None:
         if not self.waiting.get(key):
             self.waiting.pop(key, None)
-        elif not self._is_full(key):
-            self.line.setdefault(key)
+        elif key not in self.in_line and not self._is_full(key):
+            self.in_line.add(key)
+            place = FIRST if is_new else -len(self.waiting[key])
+            heappush(self.line, (place, random(), key))  # noqa: S311  # no secret
 
     def _is_full(self, key: Any) -> bool:
         rows = self.at_work.get(key, ())
@@ -153,9 +162,8 @@ class Turns:
             else:
                 blocked.add(row.key)  # in order: those behind it wait
         self.waiting |= new
-        shuffle(keys := [*new])  # workers begin at different keys, and at different rows of one
-        for key in keys:
-            if not self.in_order and len(new[key]) > MANY:
-                new[key].rotate(randrange(len(new[key])))  # noqa: S311  # no secret
-            self._join(key)
+        for key, rows in new.items():
+            if not self.in_order and len(rows) > MANY:
+                rows.rotate(randrange(len(rows)))  # noqa: S311  # workers begin at different places
+            self._join(key, is_new=True)
         return bool(new)

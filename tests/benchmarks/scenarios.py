@@ -19,6 +19,7 @@ from .contenders import (
     RAW,
     SMALL,
     SMALL_COMMAND,
+    WATCHED,
 )
 from .measuring import Bench, take_turns
 from .network import COUNTED, NETWORKS
@@ -50,6 +51,11 @@ def batches(bench: Bench) -> None:
     take_turns(_more(bench), "batches", (BATCH, LARGE_BATCH, RAW, PGQUEUER), 20 * bench.unit)
 
 
+def watched(bench: Bench) -> None:
+    """One worker, a handler that takes 5 ms, and all that can be noted of each row, or nothing."""
+    take_turns(_more(bench), "watched", (OURS, WATCHED), bench.unit, delay=0.005)
+
+
 def in_order(bench: Bench) -> None:
     """Rows of a hundred keys, each key's in order, and twenty handlers in flight of 50 ms each."""
     take_turns(bench, "in order", (IN_ORDER, LOCKS), bench.unit, delay=0.05)
@@ -78,6 +84,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "network": network,
     "small": small,
     "batches": batches,
+    "watched": watched,
     "in order": in_order,
     "statements": statements,
 }

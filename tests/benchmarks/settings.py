@@ -12,7 +12,15 @@ SECRET_KEY = "the benchmarks need no secret"  # noqa: S105
 USE_TZ = True
 TIME_ZONE = "UTC"
 
-INSTALLED_APPS = ["django.contrib.contenttypes", "dcl_processor", "tests", "tests.benchmarks"]
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "dcl_processor",
+    "dcl_processor.ledger",
+    "tests",
+    "tests.benchmarks",
+]
+
+DCL_PROCESSOR_LEDGER = False  # a contender switches it on
 
 LOGGING = {
     "version": 1,

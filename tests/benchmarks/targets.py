@@ -19,6 +19,7 @@ from .contenders import (
     RAW,
     SMALL,
     SMALL_COMMAND,
+    WATCHED,
 )
 from .measuring import MESSAGES, STATEMENTS, Measurement
 from .network import COUNTED, SOCKET
@@ -146,6 +147,13 @@ TARGETS: Sequence[Target] = (
         bound=1.05,
     ),
     *_processor_time(),
+    Target(
+        what="5 ms handler with the ledger, metrics and traces, vs with none of them",
+        scenario="watched",
+        ours=Side(WATCHED),
+        theirs=Side(OURS),
+        bound=0.98,
+    ),
     *(
         Target(
             what=f"statements per row, {workers} workers vs one",

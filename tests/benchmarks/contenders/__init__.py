@@ -67,6 +67,7 @@ def _small(drain: str, **options: Any) -> Contender:
 
 OURS = "transactional, batch 1"
 COMMAND = "transactional, batch 1, by the command"
+WATCHED = "transactional, batch 1, ledger, metrics and traces"
 #: Runs of one row: by hand, and of each delivery by a call and by the command.
 BY_HAND = "loop by hand, one row"
 DELIVERIES = ("transactional", "at_most_once", "at_least_once")
@@ -83,6 +84,7 @@ LOCKS = "procrastinate, lock, concurrency 20"
 CONTENDERS: Mapping[str, Contender] = {
     OURS: Contender("ours", {"batch_size": 1}),
     COMMAND: Contender("ours", functions={"drain": "drain_command"}),
+    WATCHED: Contender("ours", needs="opentelemetry", functions={"drain": "drain_watched"}),
     BY_HAND: _small("drain_by_hand"),
     **{name: _small("drain_ours", delivery=each) for each, name in SMALL.items()},
     **{name: _small("drain_command", delivery=each) for each, name in SMALL_COMMAND.items()},
