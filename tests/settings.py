@@ -58,10 +58,6 @@ INSTALLED_APPS = [
     "tests",
     "tests.instances",
     "tests.kinds",
-    # Mail queues of other packages, whose tables a test drains.
-    "email_relay",
-    "mailer",
-    "post_office",
 ]
 #: Enough for processes that tests start: each other app costs each of them a part of its start.
 FEW_APPS = [
@@ -73,8 +69,6 @@ FEW_APPS = [
 ]
 # Tests of it switch it on; the others are to show what a run does without it.
 DCL_PROCESSOR_LEDGER = False
-# Made from the models, in one step instead of one for each version of the package.
-MIGRATION_MODULES = {"email_relay": None, "mailer": None, "post_office": None}
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
