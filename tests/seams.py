@@ -40,7 +40,7 @@ PAUSE: Seam = (limits.Limits, "pause")
 
 #: What is random in a run.
 PLACES: list[Seam] = [(scan, "secrets"), (source, "secrets")]
-TURNS: Seam = (turns, "shuffle")
+TURNS: Seam = (turns, "random")
 AMONG_OTHERS: Seam = (source.Source, "_among_others")
 
 #: The heartbeat's thread, what it does, and where a worker and its heartbeat meet.

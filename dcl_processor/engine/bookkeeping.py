@@ -171,6 +171,8 @@ def _after_failure(
         # If nothing shows it, the row is tried again.
         if dead_letter or most is not None:
             noted = retry.given_up(error, last, model)
+            if was_used_up and not (processor.lease and row.before.get(processor.lease.field)):
+                noted.pop(retry.last_error or "", None)  # the row has that of its last attempt
             return replace(outcome, attempt=last), {**noted, **dead_letter}
     after = retry.after(error, attempt, model)
     at = retry.next_attempt_at

@@ -8,13 +8,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, connections, transaction
+from django.db import Error, connections
 
 from dcl_processor.engine.rows import Batch, Row
 from dcl_processor.options.options import Definition
@@ -23,7 +23,7 @@ from dcl_processor.report.errors import HandlerCancelled, ends_the_run, raise_in
 from dcl_processor.report.exceptions import HandlerTimeout, TransactionLeftOpen, Unsupported
 from dcl_processor.report.outcomes import Failed, Handled, Outcome, judge, returned_error
 from dcl_processor.report.values import seconds
-from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back
+from dcl_processor.sql.isolation import in_test_case, in_transaction, is_lost, roll_back, says_open
 
 
 @dataclass(slots=True, eq=False)
@@ -198,7 +198,9 @@ def alarm(limit: float) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if fired:  # whatever the handler makes of the interrupt, its row has failed
+        # Whatever the handler makes of the interrupt, its row has failed; another one ends the run.
+        ours = isinstance(error, HandlerCancelled | BaseExceptionGroup)
+        if fired and (ours or not ends_the_run(error)):
             raise HandlerTimeout(limit) from error
         raise
     finally:
@@ -232,7 +234,7 @@ def left_open(known: set[str]) -> bool:
     for each in connections.all(initialized_only=True):
         if each.alias in known or in_test_case(each):
             continue
-        if each.in_atomic_block or in_transaction(each):
+        if each.in_atomic_block or in_transaction(each) or says_open(each):
             # Race: flip without work. What the handler has written there is not committed.
             roll_back(each)
             found = True
@@ -244,11 +246,17 @@ def left_open(known: set[str]) -> bool:
 @contextmanager
 def in_test_savepoint(using: str) -> Iterator[None]:
     """Inside Django's ``TestCase`` keep an error of the handler from breaking its transaction."""
-    if not in_test_case(connections[using]):
+    connection = connections[using]
+    if not in_test_case(connection):
         yield
         return
-    with suppress(DatabaseError), transaction.atomic(using=using):
-        yield
+    point: Any = connection.savepoint()
+    yield
+    try:
+        connection.savepoint_commit(point)
+    except Error:
+        connection.set_rollback(False)
+        connection.savepoint_rollback(point)
 
 
 def without_work(result: Result, *, shared: bool = False) -> Result:

@@ -212,14 +212,25 @@ class Context:
         self.executor.submit(call)
 
 
-def read_attempts(retry: Retry, rows: list[Row]) -> None:
+def read_attempts(retry: Retry, question: Question[Any], rows: list[Row]) -> None:
     """Note of each row how often it was tried; one without attempts left gets an outcome.
 
     Before a handler can change the instances.
     """
+    tried = _tried(question, rows, retry.attempts)
     for row in rows:
-        name, before = retry.attempts, row.before
-        tried = before[name] if name in before else getattr(row.instance, name)
-        row.attempt = (tried or 0) + 1  # NULL counts as 0
+        row.attempt = (tried.get(row.pk) or 0) + 1  # NULL counts as 0
         if retry.max_attempts is not None and row.attempt > retry.max_attempts:
             row.refused = Failed(AttemptsUsedUp(retry.max_attempts))
+
+
+def _tried(question: Question[Any], rows: list[Row], name: str) -> dict[Any, Any]:
+    """Return the number of attempts of each row by its key, also if the column is deferred."""
+    found = {}
+    for row in rows:
+        values = row.before if name in row.before else vars(row.instance)
+        if name not in values:
+            some = question.table.filter(pk__in=[each.pk for each in rows])
+            return dict(some.values_list("pk", name))
+        found[row.pk] = values[name]
+    return found

@@ -28,7 +28,7 @@ def claim(run: Context, batch: Batch) -> None:
     if not batch.rows:
         return
     if run.processor.retry is not None:
-        read_attempts(run.processor.retry, batch.rows)
+        read_attempts(run.processor.retry, question, batch.rows)
     if question.model not in run.processor._identity.verified:
         verify(run.processor, run.session, question, batch.rows[0])
 

@@ -45,7 +45,7 @@ def claim_and_mark(run: Context, batch: Batch) -> None:
             tokens = {pk: claimed.after[pk][mark.lease.field] for pk in claimed.rows}
             run.heartbeat.hold(question, tokens, since)
         if run.processor.retry is not None:
-            read_attempts(run.processor.retry, batch.rows)
+            read_attempts(run.processor.retry, question, batch.rows)
 
 
 def _verified(run: Context, batch: Batch) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,8 +50,8 @@ class Progress:
 
 @contextmanager
 def shown(stream: OutputWrapper) -> Iterator[None]:
-    """Show how far the runs in the block are, if the stream is a terminal."""
-    if not stream.isatty():
+    """Show how far the runs in the block are, if the stream is a terminal that can erase."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
 

@@ -91,7 +91,11 @@ def run(options: dict[str, Any], output: Output) -> None:
         polite_stop(_acknowledge) if member is None else workers_stop() as stop,
         closing(Health([each.name for each in processors], stop.is_set, file, notifier)) as health,
     ):
-        health.ready()
+        try:
+            health.ready()
+        except OSError as error:
+            expected = "expected --health-file to name a file that can be written"
+            raise misuse(f"{expected}, got {file}: {error.strerror}.") from error
         if options["workers"] > 1 and member is None:
             _supervise(options, output, health, stop, deadline)
             return

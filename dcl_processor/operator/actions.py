@@ -291,7 +291,7 @@ class Write:
             except DatabaseError as error:
                 if not (is_contention(error) or is_statement_timeout(error)):
                     raise
-            # The transaction is committed.
+                done, free = (), ()  # also those whose COMMIT has failed
             written.written += done
             written.changed += [pk for pk in free if pk not in done]
             written.locked += [pk for pk in some if pk not in free]

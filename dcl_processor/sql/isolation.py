@@ -126,6 +126,18 @@ def _status(driver: Any) -> int:
     return int(driver.info.transaction_status)
 
 
+def says_open(connection: Any) -> bool:
+    """Ask MariaDB, whose driver does not know, whether a transaction is open."""
+    if connection.vendor != "mysql" or connection.connection is None:
+        return False
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@in_transaction")
+            return bool(cursor.fetchone()[0])
+    except Error:
+        return False  # the session is lost, and its transaction with it; or MySQL cannot tell
+
+
 def roll_back(connection: Any) -> None:
     """End the transaction that is open, whatever Django knows of it; its callbacks never run."""
     connection.in_atomic_block = connection.needs_rollback = False

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 from django.db import Error, connections, transaction
 from django.db.models import QuerySet
 
 from dcl_processor.pending.question import Question, fenced_by, these
+from dcl_processor.report.errors import raise_interrupt
 from dcl_processor.report.exceptions import SessionLost, TransactionLost
+from dcl_processor.report.outcomes import as_exception
 from dcl_processor.report.values import Values, resolve
 from dcl_processor.sql import isolation
 from dcl_processor.sql.errors import has_news
@@ -302,4 +305,18 @@ def _read(rows: QuerySet[Any, Any], names: Sequence[str]) -> dict[Any, Values]:
 def make_callbacks_robust(connection: Any) -> None:
     """Let a callback that raises be logged: the rows are settled when ``on_commit()`` runs them."""
     calls = connection.run_on_commit
-    connection.run_on_commit = [(sids, call, True) for sids, call, _ in calls]
+    connection.run_on_commit = [(sids, _guarded(call), True) for sids, call, _ in calls]
+
+
+def _guarded(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Let an exit in a callback be an error of it, as it is in a handler."""
+
+    @wraps(call)
+    def guarded() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  # an exit of it is its error
+            raise_interrupt(error)
+            raise as_exception(error) from error.__cause__
+
+    return guarded

@@ -88,8 +88,13 @@ def test_i7_callbacks_of_a_failed_row_are_dropped_and_those_before_and_behind_it
     assert ran == [(place, when) for place in (0, 2, 3) for when in ("before", "nested", "after")]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("the callback's own"), SystemExit("the callback's own")],
+    ids=["error", "exit"],
+)
 def test_i7_a_callback_that_raises_drops_none_of_the_other_rows(
-    caplog: pytest.LogCaptureFixture,
+    error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     parcels(4)
     ran: list[int] = []
@@ -98,7 +103,7 @@ def test_i7_a_callback_that_raises_drops_none_of_the_other_rows(
         def callback() -> None:
             ran.append(row.priority)
             if row.priority == 1:
-                raise ValueError("the callback's own")
+                raise error
 
         transaction.on_commit(callback)
 

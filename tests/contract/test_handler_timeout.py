@@ -123,6 +123,21 @@ def test_whatever_a_handler_makes_of_the_interrupt_its_row_has_failed(
     assert isinstance(report.failures[0].error, HandlerTimeout)
 
 
+@the.all_deliveries
+def test_a_person_who_interrupts_what_follows_the_interrupt_ends_the_run(make: the.Make) -> None:
+    the.errands(2)
+
+    def handle(row: Errand) -> None:
+        try:
+            hang()
+        except HandlerCancelled:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        make(handle, handler_timeout=SOON)()
+    assert type(raised.value) is KeyboardInterrupt
+
+
 @pytest.mark.parametrize("then", [returns, fails])
 def test_whatever_an_asynchronous_handler_makes_of_it_its_row_has_failed(
     then: Callable[[Any], None],

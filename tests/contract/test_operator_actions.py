@@ -61,6 +61,29 @@ def test_mark_done_settles_what_is_in_doubt_or_given_up_and_nothing_else() -> No
     assert run.mark_done(Errand.objects.all()) == 0
 
 
+if connection.vendor == "postgresql":
+
+    def test_rows_whose_commit_fails_for_contention_are_left() -> None:
+        """A deferred constraint is checked there, and may have to wait for another session."""
+        doubtful = as_a_killed_process_leaves_it(minutes=10)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION fail_late() RETURNS trigger LANGUAGE plpgsql AS "
+                "'BEGIN RAISE EXCEPTION ''late'' USING ERRCODE = ''40001''; END'"
+            )
+            cursor.execute(
+                "CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON tests_errand "
+                "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_late()"
+            )
+        try:
+            assert processor().requeue(Errand.objects.all()) == 0
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("DROP FUNCTION fail_late CASCADE")
+        before = the.state(doubtful)
+        assert before == the.state(as_a_killed_process_leaves_it(minutes=10))
+
+
 @the.all_deliveries
 def test_a_row_that_was_given_up_and_then_handled_by_hand_is_marked_done(make: Any) -> None:
     refuse = the.raising(ValueError("no such place"))

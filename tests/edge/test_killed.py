@@ -66,7 +66,7 @@ def test_the_process_ends_with_a_line_and_the_next_run_handles_the_row_last(
 @pytest.mark.parametrize(
     ("name", "column", "attempts", "said"),
     [
-        ("fetch", "claimed_at", 0, "hanging.fetch: 1 row is in doubt: "),
+        ("fetch", "claimed_at", 0, ""),
         ("bring", "leased_until", 1, "hanging.bring: row {} failed (attempt 2 of 5, "),
         ("fetch_async", None, 0, ""),
     ],

@@ -222,14 +222,14 @@ def test_more_rows_than_are_counted_are_one_more() -> None:
     assert [each.value for metric in others for each in metric.samples] == [0.0]  # unknown ones
 
 
-def test_a_run_without_the_options_imports_no_metrics_answers_ledger_or_page() -> None:
+def test_a_run_without_the_options_imports_no_metrics_ledger_or_page() -> None:
     code = (
         "import sys, django; django.setup()\n"
         "from django.core.management import call_command\n"
         "call_command('processors', 'run', 'warehouse.deliver')\n"
         "print(*[each for each in sys.modules if each.startswith(('celery', 'prometheus_client', "
         "'opentelemetry', 'dcl_processor.contrib', "
-        "'dcl_processor.insights', 'dcl_processor.ledger.models', 'dcl_processor.admin_page'))])"
+        "'dcl_processor.ledger.models', 'dcl_processor.admin_page'))])"
     )
     done = python("-c", code)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

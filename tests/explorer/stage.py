@@ -244,7 +244,7 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
             seams.replace(patch, seams.AMONG_OTHERS, True)
         for seam in seams.PLACES:
             seams.replace(patch, seam, SimpleNamespace(randbelow=_randbelow))
-        seams.replace(patch, seams.TURNS, lambda keys: None)
+        seams.replace(patch, seams.TURNS, lambda: 0.0)
         yield
 
 

@@ -120,7 +120,9 @@ class World:
         self.retry = dice.choice(["none", "at once", "at once", "late"])
         self.has_failed = dice.random() < 0.6
         most = dice.choice([None] * 9 + [2])
-        self.max_in_flight = None if self.delivery == "at most once" else most
+        # It is refused with keys, and with AT_MOST_ONCE.
+        has_places = self.mode == "plain" and self.delivery != "at most once"
+        self.max_in_flight = most if has_places else None
         self.errors = dice.choice([0, 0.2, 0.4])
         self.slowest = dice.choice([0.002, 0.01, 0.05])
         number, keys = dice.choice([5, 12, 25, 40]), dice.choice([1, 2, 4, 8])

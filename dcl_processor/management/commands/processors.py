@@ -76,9 +76,13 @@ class Command(BaseCommand):
 
 
 def _django_options() -> CommandParser:
-    """Return Django's own options, which may be written behind the action, too."""
-    options = BaseCommand().create_parser("", "", add_help=False)
-    for each in options._actions:  # noqa: SLF001  # argparse has no other list of them
-        # Without a default, the same option before the action keeps its value.
-        each.default = each.help = argparse.SUPPRESS
+    """Return options of Django's own, which may be written behind the action, too."""
+    # Without a default, the same option before the action keeps its value.
+    options = CommandParser(add_help=False, argument_default=argparse.SUPPRESS)
+    hidden = argparse.SUPPRESS
+    options.add_argument("-v", "--verbosity", type=int, choices=range(4), help=hidden)
+    for name in ("--settings", "--pythonpath"):  # Django reads them before it loads the command
+        options.add_argument(name, help=hidden)
+    for name in ("--no-color", "--force-color", "--traceback"):
+        options.add_argument(name, action="store_true", help=hidden)
     return options
