@@ -162,7 +162,8 @@ def with_known_statements(question: Question[M], label: str) -> Question[M]:
         queries = pickle.dumps((queryset.query, question.unfiltered.query))
     except Exception:  # noqa: BLE001  # a value of the user's own that cannot be compared
         return question
-    same = type(queryset), state["_iterable_class"], question.using, queries
+    kind = type(queryset), state["_iterable_class"], state.get("_fetch_mode")  # Django 6.1
+    same = kind, question.using, queries
     before, statements = known.get(label, (None, {}))
     if before != same or len(statements) > _KEPT:
         statements = {}
