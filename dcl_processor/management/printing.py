@@ -86,7 +86,7 @@ class Output:
             document["worker"] = worker.number
         if self.as_json:
             self.lines([json.dumps(document)])
-        elif report.did_something or self.stdout.isatty():
+        elif report.did_something or (self.stdout.isatty() and not trouble):
             self.lines([f"{report}{_by()}"])
 
     def trouble(self, name: str, why: str) -> None:
