@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from django.core.management import call_command
 from django.db import connection
 from sybil import Document, Example
 from sybil.parsers.myst import CodeBlockParser
@@ -19,6 +20,27 @@ from tests.edge.manage import on_a_terminal
 from tests.environments import CHECKOUT
 
 AT_THE_END = ", at the end"
+
+#: What a reader adds to the settings that ``startproject`` has made.
+SETTINGS = """
+from environ import Env
+
+INSTALLED_APPS += ["dcl_processor", "{app}"]
+DATABASES = {{"default": Env().db_url("DATABASE_URL")}}
+"""
+
+
+def append(folder: Path, settings: str) -> None:
+    with (folder / "office" / "settings.py").open("a", encoding="utf-8") as file:
+        file.write(settings)
+
+
+def project(folder: Path, app: str) -> None:
+    """Make the project ``office`` with an empty app."""
+    call_command("startproject", "office", str(folder))
+    append(folder, SETTINGS.format(app=app))
+    (folder / app).mkdir()
+    call_command("startapp", app, str(folder / app))
 
 
 class Reader:
@@ -43,19 +65,23 @@ class Reader:
 
     def follow(self) -> None:
         """Do everything, from top to bottom; programs that stay are left to the test."""
-        for step in self.steps():
-            step.evaluate()
+        self.evaluate(
+            CodeBlockParser("python", self.write),
+            CodeBlockParser("console", self.type),
+            CodeBlockParser("sh", self.remember),
+        )
 
     def write_files(self) -> None:
         """Write the files alone."""
-        for step in self.steps(commands=False):
-            step.evaluate()
+        self.evaluate(CodeBlockParser("python", self.write))
 
-    def steps(self, *, commands: bool = True) -> Iterator[Example]:
-        parsers = [CodeBlockParser("python", self.write)]
-        if commands:
-            parsers += [CodeBlockParser("console", self.type), CodeBlockParser("sh", self.remember)]
-        return Document.parse(str(self.page), *parsers).examples()
+    def type_commands(self) -> None:
+        """Type the commands alone."""
+        self.evaluate(CodeBlockParser("console", self.type))
+
+    def evaluate(self, *parsers: CodeBlockParser) -> None:
+        for step in Document.parse(str(self.page), *parsers).examples():
+            step.evaluate()
 
     def write(self, example: Example) -> None:
         if (name := caption(example)) is None:

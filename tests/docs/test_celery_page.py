@@ -1,4 +1,4 @@
-"""Copy the page on Celery into an empty folder; start its worker and its beat on a real Redis."""
+"""Start the worker and the beat of the page on Celery, with a recipe's project and a real Redis."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from tests.cluster.processes import in_a_group
-from tests.docs.reader import Reader, connected, empty_database
+from tests.databases import database_url
+from tests.docs.reader import Reader, append, connected, empty_database, project
 from tests.servers.redis import is_installed, redis
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="redis-server is not installed")
 
+#: What Celery's documentation has for Django.
+CELERY = """
+import os
 
-@pytest.fixture
-def variables(transactional_db: None) -> Iterator[dict[str, str]]:
-    """Give the variables that the page names: where Redis is, and where an empty database is."""
-    settings = connection.settings_dict
-    with redis() as url, empty_database("celery") as name:
-        yield {
-            "REDIS_URL": url,
-            "PGHOST": settings["HOST"],
-            "PGPORT": str(settings["PORT"] or 5432),
-            "PGUSER": settings["USER"],
-            "PGPASSWORD": settings["PASSWORD"],
-            "PGDATABASE": name,
-        }
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "office.settings")
+
+app = Celery("office")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+"""
+
+BROKER = """
+CELERY_BROKER_URL = "{}"
+"""
+
+PAYMENTS = (
+    "INSERT INTO payments_payment (card, amount, created_at, state, charge_id)"
+    " SELECT 'good', 10, now(), 'due', '' FROM generate_series(1, 20)"
+)
 
 
 @contextmanager
@@ -43,22 +50,29 @@ def started(reader: Reader, command: str) -> Iterator[Path]:
         assert running.process.poll() is None, log.read_text()
 
 
-def unsent(name: str) -> int:
-    with connected(name) as ours, ours.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM shop_order WHERE NOT shipped_email_sent")
-        return int(cursor.fetchone()[0])
+def processed(log: Path) -> int:
+    """Return the rows in the reports that are the results of tasks."""
+    return sum(map(int, re.findall(r" succeeded in .*'processed': (\d+)", log.read_text())))
 
 
-def test_a_worker_and_beat_as_the_page_has_them_handle_each_row_once(
-    tmp_path: Path, variables: dict[str, str]
-) -> None:
-    name = variables["PGDATABASE"]
-    reader = Reader("howto/celery.md", tmp_path, variables)
-    reader.follow()
-    worker, beat = [start for start in reader.starts if start.startswith("celery ")]
-    assert unsent(name) == 20
-    with started(reader, worker) as log, started(reader, beat):
-        until(lambda: unsent(name) == 0, f"all mails to be sent ({log})", pause=0.1)
-        until(lambda: " succeeded in " in log.read_text(), f"the end of a task ({log})")
-        said = re.findall(r"Order (\d+) is on its way", log.read_text())
-        assert sorted(map(int, said)) == list(range(1, 21))
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_and_beat_as_the_page_has_them_handle_each_row_once(tmp_path: Path) -> None:
+    with redis() as broker, empty_database("celery") as name, connected(name) as ours:
+        project(tmp_path, "payments")
+        append(tmp_path, BROKER.format(broker))
+        (tmp_path / "office" / "__init__.py").write_text("from .celery import app\n")
+        (tmp_path / "office" / "celery.py").write_text(CELERY)
+        variables = {"DATABASE_URL": database_url(name)}
+        Reader("recipes/charge.md", tmp_path, variables).write_files()
+        reader = Reader("howto/celery.md", tmp_path, variables)
+        reader.follow()
+        reader.run("python manage.py makemigrations payments")
+        reader.run("python manage.py migrate")
+        worker, beat = reader.starts
+        with ours.cursor() as cursor:
+            cursor.execute(PAYMENTS)
+            with started(reader, worker) as log, started(reader, beat):
+                until(lambda: processed(log) >= 20, f"a charge for each row ({log})", pause=0.1)
+            cursor.execute("SELECT DISTINCT state, charge_id = 'ch_' || id FROM payments_payment")
+            assert cursor.fetchall() == [("paid", True)]
+        assert processed(log) == 20

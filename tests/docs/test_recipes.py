@@ -9,21 +9,12 @@ from typing import NamedTuple
 
 import django
 import pytest
-from django.core.management import call_command
 from django.db import connection
 
 from tests.databases import database_url
 from tests.docs.blocks import commands
-from tests.docs.reader import Reader, connected, empty_database
+from tests.docs.reader import Reader, append, connected, empty_database, project
 from tests.environments import ENVIRONMENTS
-
-#: What a reader adds to the settings that ``startproject`` has made.
-SETTINGS = """
-from environ import Env
-
-INSTALLED_APPS += ["dcl_processor", "{app}"]
-DATABASES = {{"default": Env().db_url("DATABASE_URL")}}
-"""
 
 #: The server of the mails, which is a folder here.
 MAILS = """
@@ -99,16 +90,18 @@ def database(transactional_db: None) -> Iterator[str]:
         yield name
 
 
-def append(folder: Path, settings: str) -> None:
-    with (folder / "office" / "settings.py").open("a", encoding="utf-8") as file:
-        file.write(settings)
-
-
-def project(folder: Path, app: str) -> None:
-    call_command("startproject", "office", str(folder))
-    append(folder, SETTINGS.format(app=app))
-    (folder / app).mkdir()
-    call_command("startapp", app, str(folder / app))
+def copied(page: str, folder: Path, database: str) -> Reader:
+    """Copy a recipe into a new project, see its tests pass, and type its commands."""
+    app = RECIPES[page].app
+    project(folder, app)
+    reader = Reader(page, folder, {"DATABASE_URL": database_url(database)})
+    reader.write_files()
+    for command in (f"makemigrations {app}", "migrate", f"test {app} --noinput"):
+        printed = reader.run(f"python manage.py {command}")
+        assert reader.exit_code == 0, printed
+    assert "\nOK\n" in printed
+    reader.type_commands()
+    return reader
 
 
 def typed(page: Path, option: str) -> str:
@@ -129,9 +122,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("page", RECIPES)
 def test_a_recipe_works_in_an_empty_project(page: str, tmp_path: Path, database: str) -> None:
     recipe = RECIPES[page]
-    project(tmp_path, recipe.app)
-    reader = Reader(page, tmp_path, {"DATABASE_URL": database_url(database)})
-    reader.follow()
+    reader = copied(page, tmp_path, database)
     append(tmp_path, MAILS)
     with connected(database) as ours, ours.cursor() as own:
         own.execute(recipe.rows)
@@ -152,9 +143,7 @@ def test_the_recipe_of_mails_limits_a_mail_and_puts_back_those_that_were_given_u
 ) -> None:
     page = "recipes/mail.md"
     recipe = RECIPES[page]
-    project(tmp_path, recipe.app)
-    reader = Reader(page, tmp_path, {"DATABASE_URL": database_url(database)})
-    reader.follow()
+    reader = copied(page, tmp_path, database)
     assert reader.run(f"python manage.py shell -v 0 -c '{TIMEOUT}'") == "10\n"
     append(tmp_path, MAILS)
     with connected(database) as ours, ours.cursor() as own:
