@@ -38,7 +38,7 @@ def test_a_person_finishes_the_readme() -> None:
 
 def test_the_pages_are_few_and_short() -> None:
     assert len(PAGES) <= 29
-    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 18_900
+    assert sum(len(page.read_text("utf-8").split()) for page in PAGES) <= 17_000
 
 
 def test_the_start_page_links_every_page() -> None:

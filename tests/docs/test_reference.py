@@ -221,10 +221,21 @@ def labels(metric: Any) -> str:
     return "`, `".join(metric._labelnames)
 
 
+def options(of: str) -> set[str]:
+    return {*re.findall(r"--[a-z]+(?:-[a-z]+)*", of)}
+
+
+def common(action: str) -> set[str]:
+    """Return the options that the page has once, above its actions."""
+    of_all, _, rest = text("reference/command.md").partition("\n## ")[0].partition("and all but ")
+    others, _, of_most = rest.partition(".")[0].partition(" take ")
+    return options(of_all) | (set() if f"`{action}`" in others else options(of_most))
+
+
 @pytest.mark.parametrize("action", [*ACTIONS])
 def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
     below = section("reference/command.md", f"processors {action}").split("```console")[0]
-    shown = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", below))
+    shown = options(below) | common(action)
     taken = {
         option
         for each in _parser(action)._actions
