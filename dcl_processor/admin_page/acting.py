@@ -12,7 +12,6 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.core.management.base import CommandError
-from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from dcl_processor import ledger
@@ -23,7 +22,7 @@ from dcl_processor.management.command_line import typed_values
 from dcl_processor.management.printing import first_keys, named
 from dcl_processor.management.printing import rows as counted
 from dcl_processor.operator import actions
-from dcl_processor.operator.actions import CHANGED, Choice, Write, Written
+from dcl_processor.operator.actions import CHANGED, DID, Choice, Write, Written
 from dcl_processor.operator.diagnosis import explain
 from dcl_processor.operator.states import default_age, is_timeless
 from dcl_processor.operator.times import reading
@@ -35,9 +34,6 @@ OPERATE = "dcl_admin.operate_processors"
 
 #: What the actions on rows are called on buttons.
 LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
-
-#: What has been done to the rows of an action.
-DID = {"requeue": "put back into pending", "mark_done": "marked as done", "discard": "discarded"}
 
 #: Whose rows are acted on: a state's, or those whose keys are given.
 STATES = {"given_up": "given up", "in_doubt": "in doubt", "rows": "selected"}
@@ -149,7 +145,7 @@ def plan(
             read = found.order_by("pk").values_list("pk", flat=True)[: MOST + 1]
             first = [*dict.fromkeys(read)]
             some = found.filter(pk__in=first[:MOST])
-            write = _write(processor, wanted.action, some, values, reason)
+            write = actions.to_act(wanted.action, processor, some, values=values, reason=reason)
             choice = write.choose()
     except CommandError as error:
         raise RefusedError(shown(str(error), 300)) from error
@@ -158,18 +154,6 @@ def plan(
     if gone := [pk for pk in pks or () if pk not in first]:
         choice.left = {CHANGED: gone, **choice.left}
     return Plan(wanted, write, choice, len(first) > MOST)
-
-
-def _write(
-    processor: BatchProcessor[Any], action: str, some: QuerySet[Any], values: Any, reason: str
-) -> Write:
-    match action:
-        case "requeue":
-            return actions.to_requeue(processor, some)
-        case "mark_done":
-            return actions.to_mark_done(processor, some, values)
-        case _:
-            return actions.to_discard(processor, some, reason, values)
 
 
 def to_confirm(

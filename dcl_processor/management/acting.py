@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 
 from dcl_processor import ledger
 from dcl_processor.insights.rows import chosen, key_text
@@ -75,48 +75,36 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
 
 def requeue(options: dict[str, Any], output: Output) -> None:
     """Put rows back into pending, as if they had never been tried."""
-
-    def write(processor: Any, rows: Any, _: Any) -> Write:
-        return actions.to_requeue(processor, rows, force=options["force"])
-
-    _act(options, output, "put back into pending", write)
+    _act("requeue", options, output)
 
 
 def mark_done(options: dict[str, Any], output: Output) -> None:
     """Write done to claimed or given up rows whose work turned out to be done."""
-    _act(options, output, "marked as done", partial(actions.to_mark_done, force=options["force"]))
+    _act("mark_done", options, output)
 
 
 def discard(options: dict[str, Any], output: Output) -> None:
     """Give up on rows that are pending or claimed: write failed to them."""
-
-    def write(processor: Any, rows: Any, values: Any) -> Write:
-        reason, force = options["reason"], options["force"]
-        return actions.to_discard(processor, rows, reason, values, force=force)
-
-    _act(options, output, "discarded", write)
+    _act("discard", options, output)
 
 
-#: Returns what an action writes to some rows of a processor; takes their values, or ``None``.
-Build = Callable[[BatchProcessor[Any], QuerySet[Any, Any], Values | None], Write]
-
-
-def _act(options: dict[str, Any], output: Output, did: str, build: Build) -> None:
+def _act(action: str, options: dict[str, Any], output: Output) -> None:
     """Choose rows, write to them, and show what became of them, also after an error."""
     (processor,) = registry.get([options["name"]])
     question = question_of(processor, options["using"])
     pks, values = _given(processor, question.model, options)
     found = chosen(processor, question, keys=pks, in_doubt=options["in_doubt"], kind=None)
+    reason, force = options.get("reason", ""), options["force"]
+    write = partial(actions.to_act, action, processor, reason=reason, force=force)
     with reading(question.using, options["timeout"]):
         # Each line of a file has the same columns, and the action's refusals depend on no value.
-        choice = build(processor, found, next(iter(values.values()), None)).choose()
+        choice = write(found, values=next(iter(values.values()), None)).choose()
     there = {*choice.rows}.union(*choice.left.values())
     if missing := [pk for pk in pks or () if pk not in there]:
         choice.left = {"no such row": missing, **choice.left}
-    done = Written()
+    did, done = actions.DID[action], Written()
     try:
         if options["yes"]:
-            write = partial(build, processor)
             _write(question, choice, values, write, done, seconds=options["timeout"])
     finally:
         if options["yes"]:
@@ -174,7 +162,7 @@ def _write(
     question: Question[Any],
     choice: Choice,
     values: Mapping[Any, Values],
-    write: Callable[[QuerySet[Any, Any], Values | None], Write],
+    write: Callable[..., Write],
     done: Written,
     *,
     seconds: float,
@@ -185,7 +173,7 @@ def _write(
         own = values[some[0]] if values else None
         seen = {pk: choice.rows[pk] for pk in some}
         left = max(end - time.monotonic(), 0.0)
-        write(question.table.filter(pk__in=some), own).to_free(seen, done, seconds=left)
+        write(question.table.filter(pk__in=some), values=own).to_free(seen, done, seconds=left)
 
 
 def _record(

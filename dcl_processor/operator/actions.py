@@ -41,6 +41,9 @@ SHOWN = 5
 #: Seconds that the statements of an action may take together, such as for a lock of the table.
 LONGEST = 10.0
 
+#: The actions, and what has been done to the rows of one.
+DID = {"requeue": "put back into pending", "mark_done": "marked as done", "discard": "discarded"}
+
 #: Why a row that was chosen is left all the same.
 CHANGED, LOCKED = "changed since the choice", "locked by other sessions, or deleted"
 
@@ -134,6 +137,25 @@ def to_discard(
         dead_letter = {**noted, **dead_letter}
     need = "neither pending nor claimed", is_pending(question) | is_claimed(processor, question)
     return Write(processor, question, rows, "discard", need=need, values=dead_letter, force=force)
+
+
+def to_act(
+    action: str,
+    processor: Definition[Any],
+    rows: QuerySet[Any, Any],
+    *,
+    values: Values | None = None,
+    reason: str = "",
+    force: bool = False,
+) -> Write:
+    """Return what the action of this name writes, and to which rows."""
+    match action:
+        case "requeue":
+            return to_requeue(processor, rows, force=force)
+        case "mark_done":
+            return to_mark_done(processor, rows, values, force=force)
+        case _:
+            return to_discard(processor, rows, reason, values, force=force)
 
 
 def values_to_put_back(processor: Definition[Any]) -> Values | None:

@@ -47,9 +47,9 @@ class Claimed:
     """What a claim got, in the order of the candidates: instances by their keys.
 
     ``locked``: the candidates that it could lock, and that are not pending any more unless they are
-    among the rows. ``before`` and ``after``: of rows with a
-    mark, the marked columns before and after the claim. Of rows with keys, ``ours``: those that are
-    locked together with their keys; ``elsewhere``: those that other sessions have locked.
+    among the rows. ``before`` and ``after``: of rows with a mark, the marked columns before and
+    after the claim. Of rows with keys, ``ours``: those that are locked together with their keys;
+    ``elsewhere``: those that other sessions have locked.
     """
 
     rows: dict[Any, Any]
