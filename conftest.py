@@ -40,10 +40,10 @@ def shop(
     The pages import from ``shop``, as from an app of the reader's own.
     """
     from sample_app import shop
-    from sample_app.shop import mailing, models, processors
+    from sample_app.shop import models, processors
     from sample_app.shop.models import Customer, Order
 
-    for module in (shop, mailing, models, processors):
+    for module in (shop, models, processors):
         monkeypatch.setitem(sys.modules, module.__name__.removeprefix("sample_app."), module)
 
     customer = Customer.objects.create(code="ANNA", company="Café Anna", email="anna@example.com")
