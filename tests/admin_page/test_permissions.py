@@ -12,8 +12,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from dcl_processor.admin_page import acting
 from dcl_processor.admin_page.models import Processor
+from dcl_processor.operator.actions import DID
 from sample_app.shop.models import Payment
 from tests.admin_page.conftest import grant, post
 from tests.admin_page.test_acting import confirmed
@@ -95,7 +95,7 @@ def test_a_post_with_a_token_needs_the_permission(
     assert state() == before
 
 
-@pytest.mark.parametrize("action", acting.DID)
+@pytest.mark.parametrize("action", DID)
 @pytest.mark.parametrize("user", USERS)
 def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
     as_user: Callable[[str], Client], doubtful: list[Payment], user: str, action: str
