@@ -263,6 +263,4 @@ class Dispatch(LeaseColumn):
     status = models.CharField(max_length=20, default="queued")
     tries = models.PositiveSmallIntegerField(null=True)
     not_before = models.DateTimeField(null=True)
-    reason = models.CharField(max_length=50, null=True)  # noqa: DJ001  # as such tables have it
-    priority = models.IntegerField(default=0)
     claimed_at = models.DateTimeField(null=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db.models import QuerySet
 
 from dcl_processor import batch_processor
 from dcl_processor.pending import scan
-from dcl_processor.pending.question import Question, ask
+from dcl_processor.pending.question import ask
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel, Scan, Voucher
@@ -24,6 +24,7 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 unsent = Parcel.objects.filter(sent=False)
+ask_unsent = partial(ask, unsent, label="test")
 in_both_orders = pytest.mark.parametrize("order", [(), ("pk",)], ids=["by key", "in order"])
 
 
@@ -69,7 +70,7 @@ def test_i8_an_order_forgets_the_rows_that_others_finished() -> None:
     rows = parcels(60)
     tried: set[int] = set()
     longest = 0
-    for asked, pks in scan.Scan(lambda: question(unsent), tried).in_order():
+    for asked, pks in scan.Scan(ask_unsent, tried).in_order():
         longest = max(longest, len(tried))
         for pk in pks:
             tried.add(pk)  # not there to be claimed: another copy has just finished it
@@ -79,19 +80,11 @@ def test_i8_an_order_forgets_the_rows_that_others_finished() -> None:
     assert len(rows) == 60
 
 
-def question(queryset: QuerySet[Any]) -> Question[Any]:
-    return ask(queryset, label="test")
-
-
-def by_key(tried: set[Any]) -> scan.Scan:
-    return scan.Scan(lambda: ask(unsent, label="test"), tried)
-
-
 def test_i8_keys_that_were_tried_are_forgotten_behind_the_scan() -> None:
     parcels(20)
     tried: set[Any] = set()
     most = 0
-    for _, waiting in by_key(tried):
+    for _, waiting in scan.Scan(ask_unsent, tried):
         tried.update(waiting)
         waiting.clear()
         most = max(most, len(tried))

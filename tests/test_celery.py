@@ -18,6 +18,8 @@ from dcl_processor.contrib.celery import polite_stop, run
 from dcl_processor.exceptions import InvalidOption, RowsFailed, UnknownProcessor
 from tests.models import Parcel
 
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("known")]
+
 
 @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
 def send_parcels(row: Parcel) -> None:
@@ -43,8 +45,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dcl_processor.operator.registry.processors", lambda: found)
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True)
 def test_the_task_runs_a_processor_by_name_and_returns_its_report_as_json() -> None:
     Parcel.objects.bulk_create([Parcel(), Parcel(note="no address"), Parcel()])
     answer = run.delay("tests.send_parcels").get()
@@ -55,8 +55,6 @@ def test_the_task_runs_a_processor_by_name_and_returns_its_report_as_json() -> N
         run.delay("tests.send_parcels", raise_for_failures=True).get()
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True)
 def test_the_parameters_of_the_task_are_those_of_a_run() -> None:
     Parcel.objects.bulk_create([Parcel(), Parcel()])
     assert run.delay("tests.send_parcels", limit=1).get()["stopped"] == "limit"
@@ -69,8 +67,6 @@ def test_an_error_of_the_run_fails_the_task() -> None:
         run.delay("nothing").get()
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True)
 def test_a_message_may_ask_for_what_the_settings_list_and_for_nothing_else() -> None:
     name = send_parcels.name
     with override_settings(DCL_PROCESSOR_TASK_NAMES=[name], DCL_PROCESSOR_TASK_DATABASES=[]):

@@ -11,8 +11,7 @@ from typing import Any
 
 import django
 from django.db.backends.mysql.features import DatabaseFeatures
-from django.db.models import lookups, sql
-from django.db.models.fields import json, related_lookups
+from django.db.models import sql
 
 from tests.environments import CHECKOUT
 from tests.models import Parcel
@@ -121,24 +120,6 @@ def test_a_query_has_no_attribute_that_nobody_has_looked_at() -> None:
         "it. Then list it here."
     )
     assert known - found == set(), "Django has dropped these; see what became of their meaning."
-
-
-def test_djangos_own_lookups_are_in_the_modules_that_are_known() -> None:
-    known = {lookups.__name__, related_lookups.__name__}
-    found = {
-        type(Parcel.objects.filter(**{name: value}).query.where.children[0]).__module__
-        for name, value in {
-            "weight": 1,
-            "weight__lt": 1,
-            "weight__in": [1],
-            "weight__isnull": True,
-            "note__contains": "a",
-            "depot": 1,
-            "depot__in": [1],
-        }.items()
-    }
-    assert found == known
-    assert json.__name__ == "django.db.models.fields.json"
 
 
 def test_the_readme_names_no_mariadb_that_this_django_refuses() -> None:

@@ -111,18 +111,9 @@ def test_processes_that_start_it_at_once_share_one_server_until_the_last_has_end
     wait_until_stopped(home)
 
 
-def connect(home: Path) -> psycopg.Connection[tuple[object, ...]]:
-    return psycopg.connect(
-        host=str(home / "data"),
-        port=supervisor.PORT,
-        user="postgres",
-        dbname="shop",
-        autocommit=True,
-    )
-
-
 def started_at(home: Path) -> object:
-    with connect(home) as connection:
+    folder, port = str(home / "data"), supervisor.PORT
+    with psycopg.connect(host=folder, port=port, user="postgres", dbname="shop") as connection:
         row = connection.execute("SELECT pg_postmaster_start_time()").fetchone()
     assert row is not None
     return row[0]

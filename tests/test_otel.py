@@ -48,7 +48,8 @@ def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
         with tracer.start_as_current_span("their call"):
             pass
 
-    the.transactional(handle, name="shop.row").run()
+    with tracer.start_as_current_span("their task"):
+        the.transactional(handle, name="shop.row").run()
     [run] = exported.named("run shop.row")
     spans = exported.named("process shop.row")
     assert [span.parent for span in spans] == [None, None]
@@ -79,14 +80,6 @@ def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
 def test_an_empty_run_has_no_span(exported: Exported) -> None:
     the.transactional(the.ignore).run()
     assert exported.spans.get_finished_spans() == ()
-
-
-def test_the_span_of_a_row_is_a_root_inside_other_spans(exported: Exported) -> None:
-    the.errands(1)
-    with exported.tracers.get_tracer("theirs").start_as_current_span("task"):
-        the.transactional(lambda row: None, name="shop.root").run()
-    [span] = exported.named("process shop.root")
-    assert span.parent is None
 
 
 def test_a_failure_is_the_status_of_its_span(exported: Exported) -> None:

@@ -41,19 +41,18 @@ RUNS: dict[str, tuple[Any, int, int]] = {
     "a lease": (the.at_least_once, 1, 2),
     "threads": (the.at_most_once, 3, 4),
     "threads and a lease": (the.at_least_once, 3, 5),
-}
-#: The handlers, which query, have a thread of their own beside that of the run.
-ASYNC_RUNS: dict[str, tuple[Any, int, int]] = {
-    "one by one": (the.at_most_once, 1, 2),
-    "a lease": (the.at_least_once, 1, 3),
-    "tasks and a lease": (the.at_least_once, 3, 3),
+    # The handlers, which query, have a thread of their own beside that of the run.
+    "async, one by one": (the.at_most_once, 1, 2),
+    "async and a lease": (the.at_least_once, 1, 3),
+    "async tasks and a lease": (the.at_least_once, 3, 3),
 }
 
 
-@pytest.mark.parametrize(("make", "concurrency", "needed"), RUNS.values(), ids=[*RUNS])
+@pytest.mark.parametrize("kind", RUNS)
 def test_a_pool_without_room_for_the_run_is_refused(
-    make: Any, concurrency: int, needed: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make, concurrency, needed = RUNS[kind]
     beat_soon(monkeypatch)
     rows = the.errands(1 + 2 * concurrency)
     calls: list[int] = []
@@ -66,8 +65,11 @@ def test_a_pool_without_room_for_the_run_is_refused(
             together.wait()
             time.sleep(0.5)  # for a renewal
 
-    options = {"lease": Lease(60)} if make is the.at_least_once else {}
-    run = make(handle, **options)
+    async def handle_async(row: Errand) -> None:
+        await Errand.objects.aget(pk=row.pk)
+        calls.append(row.pk)
+
+    run = make(handle_async if kind.startswith("async") else handle)
     if needed > 1:
         with pooled(needed - 1, timeout=5):
             sentence = f"room for {needed} connections, one for the run.* got max_size={needed - 1}"
@@ -80,32 +82,6 @@ def test_a_pool_without_room_for_the_run_is_refused(
         connection.close()
         stats = pool.get_stats()
         assert stats["pool_size"] == stats["pool_available"] <= needed
-
-
-@pytest.mark.parametrize(("make", "concurrency", "needed"), ASYNC_RUNS.values(), ids=[*ASYNC_RUNS])
-def test_a_pool_without_room_for_the_thread_of_async_handlers_is_refused(
-    make: Any, concurrency: int, needed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beat_soon(monkeypatch)
-    rows = the.errands(1 + 2 * concurrency)
-    calls: list[int] = []
-
-    async def handle(row: Errand) -> None:
-        await Errand.objects.aget(pk=row.pk)
-        calls.append(row.pk)
-
-    options = {"lease": Lease(60)} if make is the.at_least_once else {}
-    run = make(handle, **options)
-    with pooled(needed - 1, timeout=5):
-        sentence = (
-            f"room for {needed} connections, one for the run, 1 for threads of handlers, .* got "
-            f"max_size={needed - 1}"
-        )
-        with pytest.raises(Unsupported, match=sentence):
-            run(concurrency=concurrency)
-    assert calls == []
-    with pooled(needed, timeout=5):
-        assert_run(run(concurrency=concurrency), processed=len(rows))
 
 
 def test_a_listener_takes_no_connection_of_the_pool() -> None:

@@ -173,6 +173,3 @@ def test_every_other_failure_is_final_at_once(
     assert lines[1].endswith("/test_it.py:10: assert number() != 1")
     assert any("| ERROR    root:test_it.py:9 ERROR tests/no.py" in line for line in lines)
     assert any("python -m tests.suite 'moon'" in line for line in lines)
-
-
-# --- the weight of the project: no figure may grow, and each is printed beside what it is to be

@@ -28,7 +28,6 @@ if connection.vendor == "mysql":
         "test_groups_beside.py",
         "test_groups_many.py",
         "test_groups_and_options.py",
-        "test_groups_reads.py",
     ]  # refused there
 else:
     collect_ignore += ["test_groups_refused.py"]

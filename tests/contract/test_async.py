@@ -6,7 +6,8 @@ import asyncio
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,24 +26,6 @@ pytestmark = [
 ]
 
 
-class Gathering:
-    """Lets handlers go when so many are in flight at once."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.now = self.most = 0
-        self.complete = asyncio.Event()
-
-    async def __call__(self, row: Errand) -> None:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        if self.now == self.number:
-            self.complete.set()
-        async with asyncio.timeout(the.PATIENCE):
-            await self.complete.wait()
-        self.now -= 1
-
-
 async def leave() -> None:
     sys.exit(2)
 
@@ -51,22 +34,6 @@ async def stop_the_loop() -> None:
     asyncio.get_running_loop().stop()
     await asyncio.sleep(0)
     raise ValueError("and went on")
-
-
-@each_delivery
-def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
-    """It reaches the run's thread, and does not kill the loop that the others are on."""
-    rows = the.errands(3)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 0:
-            raise KeyboardInterrupt
-        await asyncio.sleep(the.PATIENCE)
-
-    with pytest.raises(KeyboardInterrupt):
-        make(handle, batch_size=3)(concurrency=2)
-    assert the.untouched(rows[2])
-    assert not any(the.state(row)["done"] for row in rows)
 
 
 @each_delivery
@@ -115,15 +82,15 @@ def test_an_interrupt_cancels_the_handlers_and_puts_back_the_rows_that_were_not_
 def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> None:
     """The first handler ends alone; the others stay until a ninth one has been started."""
     the.errands(9)
-    gathering, ninth = Gathering(8), asyncio.Event()
+    eight, ninth = asyncio.Barrier(8), asyncio.Event()
 
     async def handle(row: Errand) -> None:
         if row.place == 8:
             ninth.set()
             return
-        await gathering(row)
-        if row.place:
-            async with asyncio.timeout(the.PATIENCE):
+        async with asyncio.timeout(the.PATIENCE):
+            await eight.wait()
+            if row.place:
                 await ninth.wait()
 
     assert_run(make(handle)(concurrency=8), processed=9)
@@ -193,9 +160,11 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
 
 @pytest.mark.django_db(transaction=False)
 @each_delivery
-def test_inside_testcase_handlers_get_an_async_resource(make: Make) -> None:
+def test_inside_testcase_handlers_run_one_by_one_and_get_an_async_resource(make: Make) -> None:
     the.errands(2)
     seen: list[str] = []
+
+    at_work: list[int] = []
 
     class Shop:
         async def __aenter__(self) -> str:
@@ -205,30 +174,16 @@ def test_inside_testcase_handlers_get_an_async_resource(make: Make) -> None:
             seen.append("closed")
 
     async def handle(row: Errand, resource: str) -> None:
-        seen.append(resource)
+        at_work.append(row.pk)
+        await asyncio.sleep(0)
+        seen.append(f"{resource}, {len(at_work)} at work")
+        at_work.remove(row.pk)
 
-    assert_run(make(handle, resource=Shop)(), processed=2)
-    assert seen == ["shop", "shop", "closed"]
+    assert_run(make(handle, resource=Shop, concurrency=3)(), processed=2)
+    assert seen == ["shop, 1 at work"] * 2 + ["closed"]
 
 
 # --- rows of several claims under way on one event loop
-
-
-class Straggler:
-    """Keeps the first row's handler until so many others have been called."""
-
-    def __init__(self, others: int) -> None:
-        self.left = others
-        self.may_end = asyncio.Event()
-
-    async def __call__(self, row: Errand) -> None:
-        if row.place == 0:
-            async with asyncio.timeout(the.PATIENCE):
-                await self.may_end.wait()
-        else:
-            self.left -= 1
-            if not self.left:
-                self.may_end.set()
 
 
 @each_delivery
@@ -257,55 +212,40 @@ def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make
     assert max(claimed) <= 2 * 6
 
 
-class Shop:
-    """A resource that tells how many handlers have it when it is closed."""
-
-    def __init__(self) -> None:
-        self.opened = 0
-        self.users: dict[str, int] = {}
-        self.closed: list[str] = []
-        self.in_use_when_closed: list[int] = []
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[str]:
-        self.opened += 1
-        name = f"shop {self.opened}"
-        self.users[name] = 0
-        yield name
-        self.closed.append(name)
-        self.in_use_when_closed.append(self.users[name])
-
-    async def use(self, name: str, work: Awaitable[Any]) -> None:
-        self.users[name] += 1
-        try:
-            await work
-        finally:
-            self.users[name] -= 1
-
-
 @each_delivery
 def test_a_worn_resource_is_closed_when_nobody_has_it_any_more(make: Make) -> None:
     the.errands(12)
-    shop = Shop()
-    straggler = Straggler(11)
+    users: Counter[str] = Counter()
+    in_use_when_closed: dict[str, int] = {}
     given: dict[int, str] = {}
+    others_were_called = asyncio.Event()
 
-    async def work(row: Errand) -> None:
-        await straggler(row)
-        if row.place == 1:
-            raise ValueError("the line was dead")
+    @asynccontextmanager
+    async def shop() -> AsyncIterator[str]:
+        name = f"shop {len(users) + 1}"
+        users[name] = 0
+        yield name
+        in_use_when_closed[name] = users[name]
 
     async def handle(row: Errand, resource: str) -> None:
-        assert resource not in shop.closed
         given[row.place] = resource
-        await shop.use(resource, work(row))
+        users[resource] += 1
+        try:
+            if len(given) == 12:
+                others_were_called.set()
+            if row.place == 0:
+                async with asyncio.timeout(the.PATIENCE):
+                    await others_were_called.wait()
+            if row.place == 1:
+                raise ValueError("the line was dead")
+        finally:
+            users[resource] -= 1
 
-    report = make(handle, resource=shop.open, failed={"dead": True}).run(concurrency=2)
+    report = make(handle, resource=shop, failed={"dead": True}).run(concurrency=2)
     assert_run(report, processed=11, failed=1)
     # The straggler keeps what it was given, and all others go on with a new one meanwhile.
     assert given == {0: "shop 1", 1: "shop 1", **dict.fromkeys(range(2, 12), "shop 2")}
-    assert sorted(shop.closed) == ["shop 1", "shop 2"]
-    assert shop.in_use_when_closed == [0, 0]
+    assert in_use_when_closed == {"shop 1": 0, "shop 2": 0}
 
 
 class Result:

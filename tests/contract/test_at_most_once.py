@@ -10,7 +10,6 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_GATE
@@ -96,21 +95,18 @@ def test_a_claim_by_expression_is_recognised_by_what_it_wrote() -> None:
     assert not the.state(row)["done"]
 
 
-def counts_places(done: dict[str, Any], calls: list[int]) -> BatchProcessor[Errand]:
-    return the.at_most_once(
+def test_a_flip_that_takes_the_claim_back_is_found_before_any_handler() -> None:
+    [row] = the.errands(1)
+    calls: list[int] = []
+    run = the.at_most_once(
         lambda row: calls.append(row.pk),
         pending=Errand.objects.filter(place=0),
         claim={"place": 5},
         claimed_at=None,
-        done=done,
+        done={"place": F("place") - 5, "done": True},
     )
-
-
-def test_a_flip_that_takes_the_claim_back_is_found_before_any_handler() -> None:
-    [row] = the.errands(1)
-    calls: list[int] = []
     with pytest.raises(StillPending, match=f"row {row.pk} still pending after it"):
-        counts_places({"place": F("place") - 5, "done": True}, calls)()
+        run()
     assert calls == []
     assert the.untouched(row)
     assert Errand.objects.get().place == 0
@@ -124,12 +120,6 @@ def test_a_reset_that_does_not_put_the_row_back_is_found_before_any_handler() ->
         run()
     assert calls == []
     assert the.untouched(row)
-
-
-def test_a_row_that_its_handler_deletes_is_processed() -> None:
-    the.errands(2)
-    report = the.at_most_once(lambda row: row.delete())()
-    assert_run(report, processed=2)
 
 
 if HAS_GATE:

@@ -34,40 +34,24 @@ def test_a_batch_is_one_lock_one_flip_and_no_savepoint_for_handlers_without_the_
 
 
 def test_i7_a_row_that_raises_loses_its_own_work_and_no_other_rows() -> None:
+    Parcel.objects.create(priority=9, code="taken", sent=True)
     parcels(5)
 
     def handle(row: Parcel) -> None:
         note(row)
         Scan.objects.create(parcel=row)
-        if row.priority in (0, 2, 4):
+        if row.priority in (0, 2):
             raise ValueError(row.priority)
+        if row.priority == 4:  # PostgreSQL has broken the transaction off; elsewhere it goes on
+            Parcel.objects.filter(pk=row.pk).update(code="taken")
 
     report = in_batches(handle)()
     assert_run(report, processed=2, failed=3)
-    assert sent() == worked() == [1, 3]
+    assert worked() == [1, 3]
+    assert sent() == [1, 3, 9]
     assert list(Scan.objects.order_by("pk").values_list("parcel__priority", flat=True)) == [1, 3]
-    assert [str(failure.error) for failure in report.failures] == ["0", "2", "4"]
-
-
-@pytest.mark.parametrize("swallowed", [False, True])
-def test_i7_a_database_error_costs_its_own_row_at_most(swallowed: bool) -> None:
-    """PostgreSQL has broken the transaction off; elsewhere it goes on, and so may the row."""
-    parcels(5)
-    Parcel.objects.create(priority=99, sent=True, code="taken")
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        if row.priority == 2:
-            try:
-                Parcel.objects.filter(pk=row.pk).update(code="taken")
-            except IntegrityError:
-                if not swallowed:
-                    raise
-
-    report = in_batches(handle)()
-    assert {0, 1, 3, 4} <= set(sent())
-    assert_run(report, processed=5 - report.failed, failed=report.failed)
-    assert [place for place in sent() if place != 99] == worked()
+    errors = [failure.error for failure in report.failures]
+    assert [type(each) for each in errors] == [ValueError, ValueError, IntegrityError]
 
 
 def test_i7_callbacks_of_a_failed_row_are_dropped_and_those_before_and_behind_it_run() -> None:

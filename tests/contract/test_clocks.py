@@ -16,7 +16,6 @@ from dcl_processor import Lease, Snooze
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.pending.clock import DatabaseNow
 from tests.contract.support import errands as the
-from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
 from tests.models import Errand
@@ -108,21 +107,6 @@ def test_a_lease_lasts_for_its_duration(
     assert_run(report, lease_lost=1)
     assert counts == [0, 1]
     assert the.state(row)["done"]
-
-
-def test_a_renewal_is_recognised(zone: None, use_tz: bool, beats_soon: None) -> None:
-    [row] = the.errands(1)
-
-    def renewed() -> Any:
-        return Errand.objects.values_list("leased_until", flat=True).get(pk=row.pk)
-
-    def handle(row: Errand) -> None:
-        first = renewed()
-        assert first is not None
-        until(lambda: renewed() > first + timedelta(seconds=0.5))
-
-    report = the.at_least_once(handle, lease=Lease(60))()
-    assert_run(report, processed=1)
 
 
 def test_backoff_and_snooze_count_from_now(zone: None, use_tz: bool) -> None:

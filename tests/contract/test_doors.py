@@ -10,7 +10,6 @@ import pytest
 from django.db import connection
 
 from dcl_processor import Discard
-from dcl_processor.exceptions import InvalidOption
 from dcl_processor.report import observer
 from dcl_processor.report.observer import EndRun, RowEvent, RunEvent
 from tests.contract.support import errands as the
@@ -259,21 +258,6 @@ def test_a_gate_is_asked_and_told_outside_any_transaction(make: the.Make) -> Non
     assert inside == [False] * 4
 
 
-def test_each_of_several_gates_may_let_fewer_rows_start() -> None:
-    the.errands(4)
-
-    class Two(Open):
-        def may_start(self, n: int) -> int:
-            return super().may_start(min(n, 2))
-
-    first, second = Two(), Open()
-    the.transactional(the.ignore)()  # so that the flip is known to work
-    the.errands(4)
-    Errand.objects.update(done=False)
-    assert the.transactional(the.ignore, batch_size=4, gates=[first, second])().processed == 8
-    assert max(first.asked + second.asked) == 2
-
-
 def test_an_error_of_a_gate_ends_the_run() -> None:
     the.errands(1)
 
@@ -284,23 +268,3 @@ def test_an_error_of_a_gate_ends_the_run() -> None:
     with pytest.raises(OSError, match="no quota server"):
         the.transactional(the.ignore, gates=[Broken()])()
     assert the.places(done=False) == [0]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"gates": [Noting()]},
-            "expected gates to be a list of objects with may_start() and ended()",
-        ),
-        (
-            {"observers": [Open()]},
-            "expected observers to be a list of objects with run() and row()",
-        ),
-        ({"gates": Open()}, "expected gates to be a list"),
-    ],
-)
-def test_what_is_no_gate_or_observer_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOption) as refused:
-        the.transactional(the.ignore, **options)
-    assert words in str(refused.value)

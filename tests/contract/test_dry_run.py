@@ -80,10 +80,6 @@ def test_the_filter_and_the_limit_are_those_of_a_run() -> None:
     assert f"{nothing}".startswith("tests.never: dry run: would try 0 of 5 pending rows; the flip")
     with pytest.raises(InvalidOption, match="expected limit"):
         run.dry_run(limit=-1)
-    with pytest.raises(InvalidOption, match="expected filter"):
-        run.dry_run(filter={"pk": 1})  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(InvalidOption, match="expected using"):
-        run.dry_run(using="nowhere")
 
 
 def raises(error: type[Exception], match: str, run: BatchProcessor[Any], **parameters: Any) -> None:
@@ -166,12 +162,6 @@ def refused(run: BatchProcessor[Any], **parameters: Any) -> str:
         run(**parameters)
     assert all(query["sql"].startswith("SELECT") for query in queries)
     return str(caught.value)
-
-
-@the.all_deliveries
-def test_a_run_handles_as_many_rows_as_that(make: the.Make) -> None:
-    the.errands(3)
-    assert_run(make(the.ignore, max_pending=3)(), processed=3)
 
 
 def test_with_a_limit_it_handles_some_of_them_until_the_others_fit() -> None:

@@ -22,19 +22,16 @@ from django.db import connection
 from dcl_processor import Report, Retry, batch_processor
 from dcl_processor.exceptions import HandlerExited, InvalidOption, RowsFailed
 from dcl_processor.report.log import logger
-from tests.contract.support import errands as the
-from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
+from tests.contract.support.parcels import in_batches, note, parcels, processor, sent, worked
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import execute
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-def run(handle: Callable[[Parcel], Any], rows: int = 3) -> Report:
-    parcels(rows)
-    pending = Parcel.objects.filter(sent=False)
-    return batch_processor(pending=pending, done={"sent": True})(handle)()
+def run(handle: Callable[[Parcel], Any]) -> Report:
+    parcels(3)
+    return processor(handle)()
 
 
 class WithoutWordsError(Exception):
@@ -118,17 +115,8 @@ def exit_and_trust_the_next_signal(signum: int, frame: FrameType | None) -> None
     sys.exit(3)
 
 
-class Server:
-    def exit(self, signum: int, _: FrameType | None) -> None:
-        sys.exit(signum)
-
-
 @pytest.mark.parametrize("place", ["handler", "done", "claim"])
-@pytest.mark.parametrize(
-    "stop",
-    [exit_at_once, exit_and_trust_the_next_signal, Server().exit],
-    ids=["any arguments", "uninstalled", "method"],
-)
+@pytest.mark.parametrize("stop", [exit_at_once, exit_and_trust_the_next_signal])
 def test_an_exit_by_the_processs_own_signal_handler_ends_the_run(
     stop: Callable[..., Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,12 +137,11 @@ def test_an_exit_by_the_processs_own_signal_handler_ends_the_run(
         return row
 
     parcels(3)
-    pending = Parcel.objects.filter(sent=False)
     monkeypatch.setattr(Parcel, "from_db", classmethod(from_db))
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with pytest.raises(SystemExit):
-            batch_processor(pending=pending, done=done)(lambda row: hit("handler", row))()
+            processor(lambda row: hit("handler", row), done=done)()
     finally:
         signal.signal(signal.SIGTERM, before)
     monkeypatch.undo()
@@ -228,18 +215,6 @@ def batch_size(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def test_many_rows_are_handled_over_one_connection(batch_size: int) -> None:
-    parcels(20)
-    server = Service()
-
-    def handle(row: Parcel, say: Callable[[str], None]) -> None:
-        say(f"row {row.priority}")
-
-    run = in_batches(handle, resource=server.connect, batch_size=batch_size)
-    assert_run(run(), processed=20)
-    assert server.connections == 1
-
-
 def test_a_connection_that_was_lost_costs_one_row_and_is_opened_anew(batch_size: int) -> None:
     parcels(6)
     server = Service()
@@ -304,51 +279,3 @@ def test_what_is_no_context_manager_is_refused_by_name() -> None:
         run()
     assert sent() == []
     assert not connection.in_atomic_block
-
-
-# --- what comes before the handler costs no row anything
-
-
-def no_memory() -> None:
-    raise MemoryError
-
-
-FAULTS: dict[str, Callable[[], None]] = {"in Python": no_memory}
-if connection.vendor == "postgresql":
-    FAULTS |= {
-        "cancelled": lambda: execute("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(9)"),
-        "of a value": lambda: execute("SELECT 1 / 0"),
-    }
-
-
-@the.all_deliveries
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_an_error_in_a_claim_is_reported_and_costs_no_row_anything(
-    make: the.Make, fault: Callable[[], None], size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, calls = the.errands(5), list[int]()
-    run = make(
-        lambda row: calls.append(row.place),
-        failed={"dead": True},
-        retry=the.retry(),
-        batch_size=size,
-        **({"reset": {"claimed": False}} if make is the.at_most_once else {}),
-    )
-    load = Errand.from_db.__func__  # type: ignore[attr-defined]
-
-    def from_db(model: Any, *loaded: Any, **options: Any) -> Errand:
-        if faulty:
-            fault()
-        row: Errand = load(model, *loaded, **options)
-        return row
-
-    monkeypatch.setattr(Errand, "from_db", classmethod(from_db))
-    faulty = True
-    for _ in range(4):
-        assert_run(run(), failed=5)
-    faulty = False
-    assert calls == []
-    assert all(the.untouched(row) for row in rows)
-    assert_run(run(), processed=5)
-    assert calls == [*range(5)]

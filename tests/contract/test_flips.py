@@ -9,10 +9,9 @@ from django.db import connection
 from django.db.models import F, Q
 from django.db.models.signals import post_save
 
-from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import StillPending
 from tests.contract.support import errands as the
-from tests.contract.support.parcels import in_batches, parcels, sent
+from tests.contract.support.parcels import in_batches, note, parcels, sent
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import at_update, temporary
 from tests.models import Errand, Parcel
@@ -47,65 +46,36 @@ if connection.vendor != "mysql":  # whose triggers cannot drop an update
 #: What is not done, and what is at place 2 whether it is done or not.
 SOME_STAY = Q(done=False) | Q(place=2)
 
-#: The same for parcels, asked in one statement and in two.
-PARCELS = {
-    "own": lambda: Parcel.objects.filter(Q(sent=False) | Q(priority=2)),
-    "spanning": lambda: Parcel.objects.filter(Q(sent=False) | Q(depot__isnull=True, priority=2)),
-}
-each_question = pytest.mark.parametrize("question", PARCELS.values(), ids=PARCELS)
-each_size = pytest.mark.parametrize("size", [1, 3])
 
-
-def failed_places(report: Report) -> list[int]:
-    assert all(isinstance(each.error, StillPending) for each in report.failures)
-    return [Errand.objects.get(pk=each.pk).place for each in report.failures]
-
-
-@each_question
-@each_size
+@pytest.mark.parametrize("stays", [Q(), Q(depot__name=None)], ids=["own", "spanning"])
+@the.each_size
 @pytest.mark.parametrize("done", [{"sent": True}, {"sent": lambda: True, "tries": F("tries") + 1}])
 def test_a_row_that_stays_is_refused_by_name_and_rolled_back(
-    question: Any, size: int, done: Any
+    stays: Q, size: int, done: Any
 ) -> None:
     parcels(5)
 
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="worked")
-
-    run: BatchProcessor[Parcel] = batch_processor(pending=question, done=done, batch_size=size)(
-        handle
-    )
-    report = run()
+    pending = Parcel.objects.filter(Q(sent=False) | (Q(priority=2) & stays))
+    report = in_batches(note, pending=pending, done=done, batch_size=size)()
     assert_run(report, processed=4, failed=1)
     assert isinstance(report.failures[0].error, StillPending)
-    stays = Parcel.objects.get(priority=2)
-    assert (stays.sent, stays.note, report.failures[0].pk) == (False, "", stays.pk)
+    row = Parcel.objects.get(priority=2)
+    assert (row.sent, row.note, report.failures[0].pk) == (False, "", row.pk)
     assert Parcel.objects.filter(sent=True, note="worked").count() == 4
 
 
-@each_size
+@the.each_size
 def test_at_least_once_takes_the_flip_back_and_frees_the_lease(size: int) -> None:
     the.errands(5)
     run = the.at_least_once(the.ignore, pending=Errand.objects.filter(SOME_STAY), batch_size=size)
     report = run()
     assert_run(report, processed=4, failed=1)
-    assert failed_places(report) == [2]
+    assert isinstance(report.failures[0].error, StillPending)
     assert not Errand.objects.exclude(leased_until=None).exists()
-    assert list(Errand.objects.filter(done=False).values_list("place", flat=True)) == [2]
+    assert the.places(done=False) == [2]
 
 
-def test_at_least_once_asks_after_a_flip_that_is_computed() -> None:
-    the.errands(5)
-    run = the.at_least_once(
-        the.ignore, pending=Errand.objects.exclude(place=2), done={"place": F("place") * 2 + 2}
-    )
-    Errand.objects.filter(place__lt=2).update(place=0)
-    report = run()
-    assert_run(report, processed=2, failed=2)
-    assert failed_places(report) == [3, 4]
-
-
-@each_size
+@the.each_size
 @pytest.mark.parametrize("claim", [{"claimed": True}, None], ids=["claim", "flip"])
 def test_at_most_once_calls_no_handler_for_a_row_that_its_mark_leaves_pending(
     size: int, claim: Any

@@ -17,7 +17,7 @@ from tests.contract.support.errands import ignore, proven
 from tests.contract.support.groups import MAKERS, grouped, in_order, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
+from tests.models import Depot, Errand, Parcel, Sample, Seat
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -146,14 +146,6 @@ def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(make: Any, further: 
 def test_inside_a_test_case_keys_work_as_well(delivery: str, make: Any) -> None:
     rows_of(1, 2, 1)
     assert_run(make(delivery, ignore)(), processed=3)
-
-
-@pytest.mark.parametrize("order", [False, True])
-def test_a_child_of_another_model_has_keys(order: bool) -> None:
-    for number in range(4):
-        Truck.objects.create(load=number % 2, plate=str(number % 2))
-    options: dict[str, Any] = {"pending": Truck.objects.filter(weighed=False), "in_order": order}
-    assert_run(processor(ignore, done={"weighed": True}, group_by="load", **options)(), processed=4)
 
 
 @pytest.mark.parametrize("option", ["group_by", "fair_by"])

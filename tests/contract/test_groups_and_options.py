@@ -12,13 +12,11 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor
 from dcl_processor.keys import window
 from tests.contract.support import errands as the
-from tests.contract.support.groups import SHORT_CLAIMS, grouped, in_order, rows_of
+from tests.contract.support.groups import rows_of
 from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
-from tests.contract.support.wanted import corrupt, refuse_to_load
 from tests.models import Errand
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -104,21 +102,3 @@ if connection.vendor == "postgresql":
             report = keyed(handle, max_per_group=2, batch_size=2)(wait_for_locked=0)
         assert report.processed == 2
         assert in_flight == [2, 2]
-
-
-@pytest.mark.parametrize("make", [grouped, in_order])
-@pytest.mark.parametrize("delivery", SHORT_CLAIMS)
-def test_a_row_that_cannot_be_loaded_fails_alone_among_the_rows_of_other_keys(
-    delivery: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asynchronous handlers get rows of several keys by one claim."""
-    rows, handled = rows_of(1, 2, 3, 1, 2), list[int]()
-
-    async def handle(row: Errand) -> None:
-        handled.append(row.pk)
-
-    refuse_to_load(rows[1], monkeypatch, corrupt)
-    report = make(delivery, handle)(concurrency=4, timeout=PATIENCE)
-    # In order, what comes behind it waits.
-    assert_run(report, processed=4 - report.held, failed=1, held=int(make is in_order))
-    assert rows[1].pk not in handled

@@ -25,7 +25,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Errand, Tag
+from tests.models import Depot, Errand
 from tests.waiting import Barrier, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -243,27 +243,17 @@ def test_the_lock_needs_a_transaction() -> None:
         grouped("transactional", ignore).lock_key(1)
 
 
-def by_depot() -> Any:
-    return processor(ignore, group_by="depot")
-
-
-def by(column: str | None, **options: Any) -> Any:
-    return grouped("transactional", ignore, group_by=column, **options)
-
-
 @pytest.mark.parametrize(
-    ("make", "key", "error", "words"),
+    ("column", "key", "words"),
     [
-        (lambda: by(None), 1, InvalidOption, "expected group_by=… for lock_key"),
-        (lambda: by("nothing"), 1, InvalidOption, "group_by='nothing' to name a column"),
-        (by_depot, Depot(), InvalidOption, "to take a key, or a saved row, got <Depot"),
-        (by_depot, None, InvalidOption, "to take a key, or a saved row, got None"),
-        (by_depot, "north", ValueError, "expected a number but got 'north'"),
-        (by_depot, Tag(pk=1), TypeError, "expected a number but got <Tag"),
+        (None, 1, "expected group_by=… for lock_key"),
+        ("nothing", 1, "group_by='nothing' to name a column"),
+        ("depot", Depot(), "to take a key, or a saved row, got <Depot"),
+        ("depot", None, "to take a key, or a saved row, got None"),
     ],
 )
 def test_keys_that_their_column_cannot_have_are_refused(
-    make: Any, key: Any, error: type[Exception], words: str
+    column: str | None, key: Any, words: str
 ) -> None:
-    with transaction.atomic(), pytest.raises(error, match=words):
-        make().lock_key(key)
+    with transaction.atomic(), pytest.raises(InvalidOption, match=words):
+        processor(ignore, group_by=column).lock_key(key)

@@ -1,4 +1,4 @@
-"""More keys than a run reads at once: each gets its turn, and none is left when the run ends."""
+"""More keys, or rows of one, than a run reads at once: each gets its turn, and none is left."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from dcl_processor import Delivery, Lease
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.groups import MAKERS, grouped, in_order, rows_of
+from tests.contract.support.groups import MAKERS, Make, grouped, in_order, rows_of, run_beside
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import uncommitted
-from tests.models import Errand, Parcel
+from tests.contract.support.sessions import part_locked, uncommitted
+from tests.models import Errand, Parcel, Tag
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -88,16 +88,6 @@ if HAS_ROW_LOCKS:
         done = Errand.objects.filter(done=True)
         assert done.count() == done.filter(place__gte=BLOCKED).count() == MANY - BLOCKED
 
-    def test_several_threads_take_rows_whose_key_is_null() -> None:
-        """The first one reads them while the others ask for rows of a key; so in most runs."""
-        marks = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
-        run = processor(the.ignore, group_by="weight", **marks)
-        for _ in range(20):
-            Parcel.objects.all().delete()
-            Parcel.objects.bulk_create([Parcel() for _ in range(3)])
-            assert_run(run(concurrency=2), processed=3)
-            assert Parcel.objects.filter(sent=True, leased_until=None).count() == 3
-
     @pytest.mark.parametrize("option", ["group_by", "fair_by"])
     def test_a_key_with_most_of_the_rows_holds_up_the_others_for_one_window_at_most(
         option: str,
@@ -141,3 +131,67 @@ def test_runs_that_are_cut_short_come_to_the_highest_keys() -> None:
             return
         Errand.objects.filter(place__lt=200).update(done=False)
     pytest.fail("30 runs have left out the highest key")
+
+
+# --- many rows of one key, and what the report counts of rows that others have
+
+
+fail = the.raising(ValueError("no such place"))
+
+
+def test_rows_of_a_key_that_fail_are_each_tried_once_in_a_run() -> None:
+    rows_of(*[1] * 300)
+    options: dict[str, Any] = {"batch_size": 100, "max_consecutive_failures": 0}
+    assert_run(grouped("transactional", fail, **options)(), failed=300)
+
+
+def test_rows_that_are_given_up_let_those_behind_them_go_on() -> None:
+    rows_of(*[1] * 30)
+    report = in_order("transactional", fail, failed={"dead": True}, max_consecutive_failures=0)()
+    assert_run(report, failed=30)
+
+
+def tagged(number: int, **columns: Any) -> QuerySet[Parcel]:
+    """Make parcels that match their pending queryset five times each."""
+    tags = [Tag.objects.create(name="x") for _ in range(5)]
+    for _ in range(number):
+        Parcel.objects.create(**columns).tags.set(tags)
+    return Parcel.objects.filter(sent=False, tags__name="x")
+
+
+def test_rows_that_match_several_times_are_all_tried() -> None:
+    pending = tagged(60, weight=1)
+    options: dict[str, Any] = {"max_consecutive_failures": 0, "batch_size": 60}
+    report = processor(fail, pending=pending, group_by="weight", **options)()
+    assert_run(report, failed=60)
+
+
+def test_held_rows_that_match_several_times_are_counted_once() -> None:
+    pending = tagged(3, weight=1)
+    report = processor(fail, pending=pending, group_by="weight", in_order=True)()
+    assert_run(report, failed=1, held=2)
+
+
+if HAS_ROW_LOCKS:
+
+    @pytest.mark.parametrize("delivery", MAKERS)
+    @pytest.mark.parametrize(("make", "processed"), [(grouped, 1), (in_order, 0)])
+    def test_a_row_that_another_session_has_locked_is_skipped(
+        delivery: str, make: Make, processed: int
+    ) -> None:
+        one, _ = rows_of(1, 1)
+        with part_locked(Errand, one.pk):
+            report, _ = run_beside(make, delivery)
+        assert_run(report, processed=processed, skipped=1, held=1 - processed)
+
+
+def test_rows_of_a_batch_that_was_rolled_back_are_counted_once() -> None:
+    """Otherwise the run would stop as many rows too early, and say that it is drained."""
+    rows = rows_of(*[1] * 250)
+
+    def flip(row: Errand) -> dict[str, Any]:
+        return {"done": True, "result": None if row.pk == rows[20].pk else ""}
+
+    report = grouped("transactional", the.ignore, done=flip, batch_size=100)()
+    assert_run(report, processed=249, failed=1)
+    assert not Errand.objects.filter(done=False).exclude(pk=rows[20].pk).exists()

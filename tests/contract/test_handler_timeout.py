@@ -171,37 +171,23 @@ def test_a_handler_that_goes_on_is_interrupted_again() -> None:
     assert len(interrupts) == 2
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_i7_the_work_of_an_interrupted_row_is_rolled_back(several: bool) -> None:
-    parcels(4)
-    calls_of: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls_of.append(row.priority)
-        note(row)
-        if row.priority == 2:
-            hang()
-
-    report = in_batches(handle, batch_size=4 if several else 1, handler_timeout=SOON)()
-    assert_run(report, processed=3, failed=1)
-    assert isinstance(report.failures[0].error, HandlerTimeout)
-    assert sent() == worked() == [0, 1, 3]
-    assert calls_of.count(2) == 1
-
-
-def test_i7_an_interrupt_inside_atomic_blocks_leaves_no_transaction_open() -> None:
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_i7_an_interrupt_rolls_its_row_back_and_leaves_no_transaction_open(batch_size: int) -> None:
     parcels(3)
+    calls: list[int] = []
 
     def handle(row: Parcel) -> None:
+        calls.append(row.priority)
         with transaction.atomic(), transaction.atomic(using="other"):
             note(row)
             if row.priority == 0:
                 with transaction.atomic():
                     hang()
 
-    report = in_batches(handle, handler_timeout=SOON)()
+    report = in_batches(handle, handler_timeout=SOON, batch_size=batch_size)()
     assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [1, 2]
+    assert calls == [0, 1, 2]
     for alias in ("default", "other"):
         assert not connections[alias].in_atomic_block
         assert connections[alias].savepoint_ids == []

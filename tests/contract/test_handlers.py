@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,72 +9,21 @@ from typing import Any
 import pytest
 from django.db import models
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import StillPending, Unsupported
 from tests.contract.support import errands as the
-from tests.contract.support.parcels import parcels, processor, sent
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-def test_a_handler_that_raises_costs_no_other_row_anything(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="worked")
-        if row.priority == 1:
-            raise ValueError("no such address")
-
-    with caplog.at_level(logging.INFO, logger="dcl_processor"):
-        report = processor(handle)()
-
-    assert_run(report, processed=2, failed=1)
-    assert not report.ok
-    assert sent() == [0, 2]
-    assert list(Parcel.objects.order_by("pk").values_list("note", flat=True)) == [
-        "worked",
-        "",
-        "worked",
-    ]
-    [failure] = report.failures
-    assert failure.pk == Parcel.objects.get(priority=1).pk
-    assert repr(failure.error) == "ValueError('no such address')"
-    assert "in handle" in failure.traceback
-    [error] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert error.getMessage() == f"tests.handle: row {failure.pk} failed: no such address"
-    assert error.exc_info is not None
-    assert [r.levelname for r in caplog.records] == ["ERROR", "INFO"]
-
-
-def test_a_failed_row_is_not_tried_again_in_its_run_and_is_in_the_next() -> None:
-    parcels(2)
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.priority)
-        if row.priority == 0 and len(calls) < 3:
-            raise ValueError
-
-    run = processor(handle)
-    assert_run(run(), processed=1, failed=1)
-    assert calls == [0, 1]
-    assert_run(run(), processed=1)
-    assert calls == [0, 1, 0]
-
-
-def test_a_handler_that_deletes_its_row_has_processed_it() -> None:
-    parcels(2)
-
-    def handle(row: Parcel) -> None:
-        row.delete()
-
-    report = processor(handle)()
-    assert_run(report, processed=2)
-    assert not Parcel.objects.exists()
+@the.all_deliveries
+def test_a_handler_that_deletes_its_row_has_processed_it(make: the.Make) -> None:
+    the.errands(2)
+    assert_run(make(lambda row: row.delete())(), processed=2)
+    assert not Errand.objects.exists()
 
 
 def test_a_handler_that_leaves_its_row_pending_is_found_out_at_the_second_row() -> None:
@@ -145,8 +93,8 @@ def test_an_event_loop_is_refused_where_threads_are_greenlets(
     assert_run(the.at_least_once(the.ignore)(concurrency=2), processed=2)
 
 
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once, None])
-@pytest.mark.parametrize("size", [1, 3])
+@the.all_deliveries
+@the.each_size
 def test_a_row_that_its_handler_moves_to_another_key_has_failed(make: Any, size: int) -> None:
     """It would be processed under the one key, and pending under the other."""
     pks = [row.pk for row in the.errands(3)]
@@ -156,13 +104,9 @@ def test_a_row_that_its_handler_moves_to_another_key_has_failed(make: Any, size:
             Errand.objects.filter(pk=row.pk).delete()
             row.pk = Errand.objects.create(pk=row.pk + 1000, place=row.place).pk
 
-    if make is None:
-        run: Any = batch_processor(pending=the.PENDING, done={"done": True}, batch_size=size)(move)
-    else:
-        run = make(move, batch_size=size)
-    report = run(filter=models.Q(pk__in=pks))
+    report = make(move, batch_size=size)(filter=models.Q(pk__in=pks))
     assert_run(report, processed=2, failed=1)
     [failure] = report.failures
     assert f"got row {pks[1]} with the key {pks[1] + 1000}" in str(failure.error)
     # The default delivery takes the row's work back.
-    assert Errand.objects.filter(pk=pks[1]).exists() is (make is None)
+    assert Errand.objects.filter(pk=pks[1]).exists() is (make is the.transactional)

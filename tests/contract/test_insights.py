@@ -11,7 +11,7 @@ from django.db.models import F, Func, IntegerField, Q
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.insights.answer import Answer, Asker, Moment
 from dcl_processor.insights.doctor import Level, examine
 from dcl_processor.insights.explanation import explanation
@@ -159,7 +159,10 @@ if connection.vendor != "mysql":  # which has no keys
             leased_until=ago(hours=-1)
         )
         Errand.objects.create(place=2, next_attempt_at=ago(hours=-1))
-        assert due_and_held(keyed(the.at_least_once)) == (2, 2)
+        run, last = keyed(the.at_least_once), Errand.objects.filter(place=1).latest("pk")
+        assert due_and_held(run) == (2, 2)
+        assert known(run, last).parts["held"] is True
+        assert reason(run, last).startswith("it waits for its key")
         assert due_and_held(keyed(the.at_least_once, max_per_group=2)) == (4, 0)
         assert due_and_held(the.at_least_once(the.ignore, retry=the.retry())) == (4, 0)
 
@@ -520,20 +523,6 @@ def test_why_a_row_is_handled_or_not() -> None:
     ]
     missing = show(run, 0)
     assert (missing.value, missing.how) == (None, "exact")
-
-
-# --- pending_since
-
-
-def test_pending_since_names_a_time_of_the_model() -> None:
-    run = the.transactional(the.ignore, pending_since="plaec")
-    words = "expected pending_since='plaec' to name a DateTimeField of tests.Errand, got no such"
-    with pytest.raises(InvalidOption, match=words):
-        run()
-    with pytest.raises(InvalidOption, match=r"got a .*IntegerField that cannot be NULL"):
-        the.transactional(the.ignore, pending_since="place")()
-    the.errands(1)
-    assert the.transactional(the.ignore, pending_since="claimed_at")().processed == 1
 
 
 # --- discard

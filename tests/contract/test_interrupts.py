@@ -6,14 +6,19 @@ import asyncio
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db import connection
 
+from dcl_processor import BatchProcessor
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
-from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
+from tests.contract.support.messages import updates
+from tests.contract.support.parcels import in_batches, parcels, sent
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 from tests.waiting import until
@@ -36,8 +41,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 def test_i10_a_stop_finishes_the_row_at_hand_and_puts_the_others_back(
     make: the.Make, size: int, is_async: bool
 ) -> None:
-    rows = the.errands(6)
-    stop = threading.Event()
+    rows = the.errands(6, attempts=1)
+    before, stop = the.state(rows[0]), threading.Event()
 
     def handle(row: Errand) -> None:
         if row.place == 2:
@@ -46,10 +51,20 @@ def test_i10_a_stop_finishes_the_row_at_hand_and_puts_the_others_back(
     async def handle_on_a_loop(row: Errand) -> None:
         handle(row)
 
-    run = make(handle_on_a_loop if is_async else handle, batch_size=size)
+    options: Any = {"retry": the.retry()} if make is the.at_least_once else {}
+    run = make(handle_on_a_loop if is_async else handle, batch_size=size, **options)
     assert_run(run(stop=stop), processed=3, stopped="signal")
     assert the.places(done=True) == [0, 1, 2]
-    assert all(the.untouched(row) for row in rows[3:])
+    assert [the.state(row) for row in rows[3:]] == [before] * 3
+
+
+#: Ctrl-C, and Celery's soft time limit.
+interrupts = pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimitExceeded])
+
+
+def last_attempt(make: the.Make, handler: Any, **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that gives a row up after one failure."""
+    return make(handler, failed={"dead": True}, **the.retried(make, max_attempts=1), **options)
 
 
 #: What the crash table says of a row whose process ends in its handler.
@@ -60,21 +75,21 @@ LEFT: list[Any] = [
 ]
 
 
+@interrupts
 @pytest.mark.parametrize(("make", "left"), LEFT)
 @pytest.mark.parametrize("size", [1, 6])
 def test_i10_an_interrupt_in_a_handler_leaves_its_row_as_a_kill_does_and_puts_the_others_back(
-    make: the.Make, left: dict[str, Any], size: int
+    make: the.Make, left: dict[str, Any], size: int, error: type[BaseException]
 ) -> None:
     rows = the.errands(6)
     before = the.state(rows[0])
 
     def handle(row: Errand) -> None:
         if row.place == 2:
-            raise KeyboardInterrupt
+            raise error
 
-    retry = {} if make is the.at_most_once else {"retry": the.retry()}
-    with pytest.raises(KeyboardInterrupt) as interrupted:
-        make(handle, batch_size=size, **retry)()
+    with pytest.raises(error) as interrupted:
+        last_attempt(make, handle, batch_size=size)()
     done = the.places(done=True)
     # A batch of one transaction goes as a whole.
     assert done == ([] if make is the.transactional and size > 1 else [0, 1])
@@ -84,6 +99,83 @@ def test_i10_an_interrupt_in_a_handler_leaves_its_row_as_a_kill_does_and_puts_th
     assert_run(report, processed=len(done), stopped="signal")
     assert not connection.in_atomic_block
     assert not the.our_threads()
+
+
+@interrupts
+def test_i10_an_interrupt_raised_in_an_asynchronous_handler_ends_the_run_as_well(
+    error: type[BaseException],
+) -> None:
+    [row] = the.errands(1)
+
+    async def handle(_: Errand) -> None:
+        raise error
+
+    with pytest.raises(error):
+        last_attempt(the.at_least_once, handle)()
+    assert (the.state(row)["leased_until"], the.state(row)["dead"]) == (True, False)
+
+
+@contextmanager
+def interrupted_at(
+    when: Callable[[str], bool], error: type[BaseException], *, after: bool = False
+) -> Iterator[None]:
+    """Raise the error instead of the first statement for which it is time, or after it."""
+    raised: list[str] = []
+
+    def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        if not raised and when(sql):
+            raised.append(sql)
+            if after:
+                execute(sql, *args)
+            raise error
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert raised, "expected such a statement, and there was none"
+
+
+@interrupts
+@the.all_deliveries
+def test_i10_an_interrupt_while_an_outcome_is_written_is_no_failure(
+    make: the.Make, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = the.errands(2)
+    handled: list[int] = []
+
+    def settles(sql: str) -> bool:
+        return bool(handled) and "UPDATE" in sql
+
+    with pytest.raises(error), interrupted_at(settles, error):
+        last_attempt(make, lambda row: handled.append(row.place))()
+    assert handled == [0]
+    # Outside a transaction the work cannot be undone, and so it is noted first.
+    assert the.state(rows[0])["done"] is (make is not the.transactional)
+    assert the.state(rows[0])["dead"] is False
+    assert the.untouched(rows[1])
+    assert not [each for each in caplog.messages if "row" in each.split()]
+    rest = 2 if make is the.transactional else 1
+    assert_run(last_attempt(make, the.ignore)(), processed=rest)
+
+
+@the.each_delivery
+def test_i10_a_row_whose_outcome_was_written_before_the_interrupt_is_processed(
+    make: the.Make,
+) -> None:
+    """The write is repeated, finds nothing to write, and looks up what is there."""
+    [row] = the.errands(1)
+    handled: list[int] = []
+
+    def settles(sql: str) -> bool:
+        return bool(handled) and updates(sql)
+
+    run = last_attempt(make, lambda row: handled.append(row.place))
+    interrupting = interrupted_at(settles, KeyboardInterrupt, after=True)
+    with pytest.raises(KeyboardInterrupt) as interrupted, interrupting:
+        run()
+    assert the.state(row)["done"] is True
+    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
+    assert_run(report, processed=1, stopped="signal")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -131,24 +223,6 @@ def test_a_timeout_leaves_the_rest_of_the_batch_as_it_was(clock: Clock) -> None:
     report = in_batches(handle)(timeout=HOUR)
     assert_run(report, processed=2, stopped="timeout")
     assert sent() == [0, 1]
-
-
-def test_i10_an_interrupt_rolls_the_whole_batch_back_and_ends_the_run() -> None:
-    parcels(4)
-    ran: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        transaction.on_commit(lambda: ran.append(row.priority))
-        if row.priority == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        in_batches(handle)()
-    assert (sent(), worked(), ran) == ([], [], [])
-    assert not connection.in_atomic_block
-    assert connection.execute_wrappers == []
-    assert_run(in_batches(note)(), processed=4)
 
 
 def test_so_many_failures_in_a_row_end_a_batch_before_its_end() -> None:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from threading import Barrier, Event, Thread
+from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import Report
 from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
 from dcl_processor.pending import scan
 from tests.contract.support.clocks import Clock, Waits
+from tests.contract.support.errands import ignore
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import parcels, processor, statements
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-HAS_ROW_LOCKS = connection.features.has_select_for_update
-
-
-def ignore(row: Any) -> None:
-    """Handle a row by doing nothing."""
 
 
 def another_session_holds(*pks: Any) -> AbstractContextManager[Callable[[], None]]:
@@ -69,27 +63,6 @@ def test_a_row_costs_two_statements_once_the_flip_was_tried() -> None:
     assert number(many) - number(one) == 19 * each
 
 
-def test_i2_two_copies_handle_each_row_once() -> None:
-    parcels(60)
-    start = Barrier(2)
-    handled: list[list[int]] = [[], []]
-    reports: list[Report | None] = [None, None]
-
-    def copy(number: int) -> None:
-        start.wait(30)
-        reports[number] = processor(lambda row: handled[number].append(row.pk))()
-        connections.close_all()
-
-    threads = [Thread(target=copy, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(handled[0] + handled[1]) == [row.pk for row in Parcel.objects.order_by("pk")]
-    assert all(reports)
-    assert not Parcel.objects.filter(sent=False).exists()
-
-
 def test_i5_a_flip_that_leaves_the_row_pending_is_found_before_any_handler() -> None:
     rows = parcels(3)
     calls: list[int] = []
@@ -100,15 +73,6 @@ def test_i5_a_flip_that_leaves_the_row_pending_is_found_before_any_handler() -> 
     assert set(Parcel.objects.values_list("note", flat=True)) == {""}
     assert not connection.in_atomic_block
     assert len(rows) == Parcel.objects.filter(sent=False).count()
-
-
-def test_i5_is_asked_once_per_run() -> None:
-    parcels(5)
-    run = processor(ignore)
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(run(), processed=5)
-    savepoints = [query for query in queries if query["sql"].startswith("ROLLBACK TO")]
-    assert len(savepoints) == 1
 
 
 def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
@@ -203,28 +167,6 @@ def test_i8_memory_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatc
 
     peak(50)
     assert peak(500) < peak(50) + 200_000
-
-
-def test_i11_the_flip_writes_its_columns_by_primary_key_and_nothing_else() -> None:
-    [row] = parcels(1)
-    run = processor(ignore)
-    with CaptureQueriesContext(connection) as queries:
-        run()
-    [*_, flip] = [query["sql"] for query in queries if "UPDATE" in query["sql"]]
-    # One that waits for the COMMIT is in a statement that checks how many rows it writes.
-    flip = re.sub(r"^WITH \w+(?: \(\w+\))? AS \((.*?) RETURNING .*\) SELECT .*$", r"\1", flip)
-    quote = connection.ops.quote_name
-    settings, _, where = flip.partition(" WHERE ")
-    assert settings.count("=") == 1
-    assert quote("sent") in settings
-    # A statement that was compiled once has its values in parentheses.
-    where = re.sub(r"= \(([^()]+)\)", r"= \1", where)
-    by_key = f"{quote('tests_parcel')}.{quote('id')} = {row.pk}"
-    if connection.vendor == "postgresql":
-        by_key = rf"\(?{re.escape(by_key)} AND pg_current_xact_id\(\) = '\d+'\)?"
-        assert re.fullmatch(by_key, where)
-    else:
-        assert where == by_key
 
 
 if HAS_ROW_LOCKS:

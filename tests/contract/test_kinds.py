@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, date, datetime
-from itertools import count, product
+from datetime import UTC, datetime
 from threading import Event
 from typing import Any
 
@@ -17,12 +16,10 @@ from django.db import OperationalError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F, Value
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 from freezegun import freeze_time
 
-from dcl_processor import Lease, Retry
+from dcl_processor import Retry
 from dcl_processor.exceptions import InsideTransaction, InvalidDone
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS
@@ -39,17 +36,6 @@ IS_POSTGRESQL = connection.vendor == "postgresql"
 #: A flip that no other statement writes.
 IN_ORDER = the.PENDING.order_by("pk")
 FLIP = {"done": True, "result": "done"}
-
-
-def failing(calls: list[int]) -> Callable[[Errand], None]:
-    """Return a handler that notes its calls, and fails for the second row."""
-
-    def fail(row: Errand) -> None:
-        calls.append(row.place)
-        if row.place == 1:
-            raise ValueError("no such place")
-
-    return fail
 
 
 #: What a user's test may have stopped the time with.
@@ -98,32 +84,6 @@ if IS_POSTGRESQL:
         assert len(sent) == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize(
-        "state", ["P0001", "20000", "21000", "54000", "57014", "53200", "55P03"]
-    )
-    def test_i13_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int, state: str) -> None:
-        """Nor does it hold up the rows of its batch. One that is locked is not called a failure."""
-        rows = the.errands(5)
-        trap = (
-            "CREATE FUNCTION tests_trap(id bigint) RETURNS bigint LANGUAGE plpgsql AS "
-            f"'BEGIN IF id = {rows[2].pk} AND pg_current_xact_id_if_assigned() IS NOT NULL THEN "
-            f"RAISE EXCEPTION ''trapped'' USING ERRCODE = ''{state}''; END IF; RETURN id; END'"
-        )
-        calls: list[int] = []
-        with temporary(trap, "DROP FUNCTION tests_trap"):
-            report = the.transactional(
-                lambda row: calls.append(row.place),
-                pending=lambda: the.PENDING.extra(where=["tests_trap(id) = id"]),
-                batch_size=batch_size,
-            )(wait_for_locked=0.5)
-        if state in {"55P03", "53200"}:
-            assert_run(report, processed=4, skipped=1)
-        else:
-            assert_run(report, processed=4, failed=1)
-            assert "trapped" in str(report.failures[0].error)
-        assert sorted(calls) == [0, 1, 3, 4]
-
-    @pytest.mark.parametrize("batch_size", [1, 3])
     @the.all_deliveries
     def test_i13_a_trigger_with_a_mistake_in_one_branch_ends_no_run(
         make: the.Make, batch_size: int
@@ -151,15 +111,6 @@ if IS_POSTGRESQL:
             assert_run(make(the.ignore, batch_size=batch_size)(), processed=4)
         assert not Errand.objects.exists()
 
-    def test_threads_have_the_callers_time_zone() -> None:
-        """A day begins and ends at other times elsewhere."""
-        late = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
-        the.errands(3, next_attempt_at=late)
-        pending = the.PENDING.filter(next_attempt_at__date=date(2026, 3, 2))
-        run = the.at_most_once(the.ignore, pending=pending.all)
-        with timezone.override("Asia/Tokyo"):
-            assert_run(run(concurrency=3), processed=3)
-
     def test_i24_the_time_of_a_handler_ends_although_the_time_stands_still() -> None:
         the.errands(1)
 
@@ -178,7 +129,12 @@ def test_i16_a_failure_whose_record_is_refused_is_logged(
     """The dead letter does not fit its column, and PostgreSQL ends the transaction for that."""
     the.errands(3)
     calls: list[int] = []
-    fail = failing(calls)
+
+    def fail(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            raise ValueError("no such place")
+
     run = make(
         fail, retry=Retry(2, backoff=0), failed={"code": None, "dead": None}, batch_size=batch_size
     )
@@ -218,20 +174,6 @@ def test_i22_what_wraps_djangos_cursors_sees_each_flip(
 
 
 # --- rows that are handled outside a transaction
-
-
-def test_i13_a_row_whose_mark_is_refused_ends_no_run() -> None:
-    """Another row has the value that the claim writes, and it may be there once."""
-    rows = the.errands(5)
-    Errand.objects.update(result=Cast("place", Errand._meta.get_field("result")))
-    Errand.objects.create(place=9, done=True, code="2")
-    calls: list[int] = []
-    claim = {"claimed": True, "code": F("result")}
-    run = the.at_most_once(lambda row: calls.append(row.place), claim=claim, pending=IN_ORDER)
-    assert_run(run(), processed=4, failed=1)
-    assert sorted(calls) == [0, 1, 3, 4]
-    rows[2].refresh_from_db()
-    assert (rows[2].claimed, rows[2].done) == (False, False)
 
 
 if IS_POSTGRESQL:
@@ -303,22 +245,6 @@ if IS_POSTGRESQL:
 
 if connection.vendor == "mysql":
 
-    @pytest.mark.parametrize("number", [1105, 1442, 1644, 1242, 1365, 1366, 30001])
-    def test_i17_a_row_that_a_trigger_refuses_is_not_tried_until_its_lease_ends(
-        number: int,
-    ) -> None:
-        """Nothing but the row is at fault, and the same statement would be refused again."""
-        the.errands(3)
-        signal = f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}"
-        refuse = (
-            "CREATE TRIGGER tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
-            f"BEGIN IF NEW.done AND NEW.place = 1 THEN {signal}; END IF; END"
-        )
-        run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
-        with temporary(refuse, "DROP TRIGGER tests_refuse"):
-            assert_run(run(), processed=2, failed=1, to_retry=1)
-        assert Errand.objects.get(place=1).attempts == 1
-
     def test_i14_a_division_by_what_the_handler_writes_costs_no_row_an_attempt() -> None:
         the.errands(2)
 
@@ -327,29 +253,6 @@ if connection.vendor == "mysql":
 
         flip = {"done": True, "place": Value(2) / F("place")}
         assert_run(the.transactional(handle, done=flip, retry=the.retry())(), processed=2)
-
-
-if connection.vendor == "sqlite":
-
-    def test_i14_an_interrupt_of_a_rehearsal_costs_no_row_anything() -> None:
-        """It ends the transaction, and the lock with it: the row is claimed again."""
-        the.errands(2)
-        connection.ensure_connection()
-        driver: Any = connection.connection
-        tries = count(1)
-
-        def interrupt() -> bool:
-            if is_first := next(tries) == 1:
-                driver.interrupt()
-            return is_first  # SQLite looks for an interrupt where it branches
-
-        driver.create_function("tests_try", 0, interrupt)
-        trigger = (
-            "CREATE TRIGGER tests_try BEFORE UPDATE ON tests_errand WHEN NEW.done "
-            "BEGIN SELECT CASE WHEN tests_try() THEN 1 END; END"
-        )
-        with temporary(trigger, "DROP TRIGGER tests_try"):
-            assert_run(the.at_most_once(the.ignore)(), processed=2)
 
 
 if HAS_ROW_LOCKS:
@@ -379,15 +282,10 @@ if HAS_ROW_LOCKS:
         assert calls == [0, 1, 2, 3]
         assert Errand.objects.filter(done=True).count() == 4
 
-    @pytest.mark.parametrize(
-        ("make", "beside"),
-        [
-            (the.at_least_once, "one call"),
-            *product((the.at_most_once, the.at_least_once), ("threads", "an event loop")),
-        ],
-    )
+    @the.each_delivery
+    @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "an event loop"])
     def test_i21_a_row_that_is_locked_keeps_none_beside_it_waiting(
-        make: the.Make, beside: str
+        make: the.Make, is_async: bool
     ) -> None:
         """Another session lets go of it when the other rows are done."""
         rows = the.errands(4)
@@ -400,23 +298,16 @@ if HAS_ROW_LOCKS:
                     locks.enter_context(part_locked(Errand, row.pk))
                     is_locked.set()
 
-            async def handle_beside(row: Errand) -> None:
+            async def handle_async(row: Errand) -> None:
                 await sync_to_async(handle)(row)
 
             def let_go() -> None:
                 until(lambda: is_locked.is_set() and others.count() == 3, "the other rows")
                 locks.close()
 
-            def handle_all(some: list[Errand]) -> None:
-                for row in some:
-                    handle(row)
-
-            options: dict[str, Any] = {"concurrency": 2}
-            if beside == "one call":
-                options = {"process_batch": handle_all, "batch_size": 4}
-            handler = handle_beside if beside == "an event loop" else handle
+            run = make(handle_async if is_async else handle)
             with the.meanwhile(let_go) as ended:
-                assert_run(make(handler, **options)(), processed=4)
+                assert_run(run(concurrency=2), processed=4)
         assert ended == [None]
 
     @the.each_delivery

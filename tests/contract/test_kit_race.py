@@ -73,23 +73,20 @@ if HAS_ROW_LOCKS:
         assert_run(second, processed=1, skipped=1)
 
     @pytest.mark.parametrize("make", [transactional, spanning])
-    def test_a_missing_second_check_is_caught(
-        make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("seam", "without", "number"),
+        [
+            (seams.AMONG, lambda question, pks: question.table.filter(pk__in=pks), 2),
+            (seams.LOCKING, lambda rows: rows, 1),
+        ],
+        ids=["second check", "lock"],
+    )
+    def test_what_is_missing_is_caught(
+        make: Any, seam: seams.Seam, without: Any, number: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seams.replace(monkeypatch, seams.SUITS, lambda *_: False)
-        without = lambda question, pks: question.table.filter(pk__in=pks)  # noqa: E731
-        seams.replace(monkeypatch, seams.AMONG, without)
-        [_, second] = errands(2)
-        with pytest.raises(AssertionError, match=f"one worker, got both for row {second.pk}"):
-            race(make(ignore))
-
-    @pytest.mark.parametrize("make", [transactional, spanning])
-    def test_a_missing_lock_is_caught(
-        make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        seams.replace(monkeypatch, seams.SUITS, lambda *_: False)
-        seams.replace(monkeypatch, seams.LOCKING, lambda rows: rows)
-        [row] = errands(1)
+        seams.replace(monkeypatch, seam, without)
+        row = errands(number)[-1]
         with pytest.raises(AssertionError, match=f"one worker, got both for row {row.pk}"):
             race(make(ignore))
 

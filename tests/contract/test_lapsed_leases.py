@@ -16,6 +16,7 @@ from django.db.models.functions import Now
 
 from dcl_processor import Lease
 from tests.contract.support import errands as the
+from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
 from tests.models import Errand
@@ -31,14 +32,6 @@ def has_lapsed() -> bool:
 
 
 if connection.vendor == "postgresql":
-
-    def waits_for_a_lock() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                "AND datname = current_database()"
-            )
-            return bool(cursor.fetchone()[0])
 
     def test_a_lease_that_lapses_behind_a_lock_is_renewed_before_another_worker_comes() -> None:
         """The heartbeat waits for the lock; a worker that passes locked rows by does not."""
@@ -63,7 +56,7 @@ if connection.vendor == "postgresql":
             with the.meanwhile(update_all):
                 the.wait(locked)
                 until(has_lapsed, "the end of the lease")
-                until(waits_for_a_lock, "the heartbeat")
+                wait_until_a_session_waits()
                 unlock.set()
             until(lambda: not has_lapsed(), "the renewal")
             assert_run(run.run(wait_for_locked=0))
@@ -133,22 +126,6 @@ def test_a_run_whose_heartbeat_has_ended_starts_no_further_row() -> None:
     assert report.stopped == "failures"
     assert len(the.places(done=True)) == 1
     assert not Errand.objects.filter(done=False).exclude(leased_until=None).exists()
-
-
-def test_a_row_that_is_given_back_without_a_call_has_the_number_that_it_had() -> None:
-    rows = the.errands(3)
-    Errand.objects.update(attempts=1)
-    stop = Event()
-
-    def handle(row: Errand) -> None:
-        stop.set()
-
-    run = the.at_least_once(handle, batch_size=3, retry=the.retry())
-    assert_run(run.run(stop=stop), processed=1, stopped="signal")
-    assert the.state(rows[0])["done"]
-    assert [the.state(row) for row in rows[1:]] == [
-        {**the.state(row), "attempts": 1, "leased_until": False, "done": False} for row in rows[1:]
-    ]
 
 
 def test_a_row_whose_lease_has_lapsed_is_claimed_alone() -> None:

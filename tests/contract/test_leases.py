@@ -6,8 +6,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from threading import Event
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
-from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.utils import timezone
 
@@ -27,6 +25,7 @@ from tests.contract.support.clocks import Clock
 from tests.contract.support.gate import run_and_meanwhile
 from tests.contract.support.heartbeat import (
     HAS_ROW_LOCKS,
+    beats_through,
     begins_to_write,
     held_beat,
     until,
@@ -36,6 +35,7 @@ from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import updates
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
+from tests.contract.support.wanted import refuse_to_load
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -282,30 +282,16 @@ def test_a_renewal_that_failed_is_tried_again_after_a_twelfth(pauses: list[float
     assert pauses[:3] == [20.0, 5.0, 20.0]
 
 
-@contextmanager
-def noted(pauses: list[float | None]) -> Iterator[list[tuple[int, str]]]:
-    """Note the parameters of the heartbeats, each with the number of the pause before it."""
-    said: list[tuple[int, str]] = []
-
-    def wrapper(execute: Any, sql: str, params: Any, *args: Any) -> Any:
-        said.append((len(pauses), repr(params)))
-        return execute(sql, params, *args)
-
-    def watch(connection: Any, **_: Any) -> None:
-        if threading.current_thread().name.endswith(": leases"):
-            connection.execute_wrappers.append(wrapper)
-
-    connection_created.connect(watch)
-    try:
-        yield said
-    finally:
-        connection_created.disconnect(watch)
-
-
 def test_rows_that_are_settled_are_renewed_no_more(pauses: Pauses) -> None:
     """A heartbeat that holds a row would put its settlement off, so it rests meanwhile."""
     Errand.objects.bulk_create([Errand(pk=key, place=n) for n, key in enumerate(KEYS)])
     beats: list[int] = []
+    #: The parameters of the heartbeats, each with the number of the pause before it.
+    said: list[tuple[int, str]] = []
+
+    def note(execute: Any, sql: str, params: Any, *args: Any) -> Any:
+        said.append((len(pauses), repr(params)))
+        return execute(sql, params, *args)
 
     def handle(row: Errand) -> None:
         pauses.held = False
@@ -314,7 +300,7 @@ def test_rows_that_are_settled_are_renewed_no_more(pauses: Pauses) -> None:
         pauses.held, pauses.resting = row.pk != KEYS[-1], False
         until(lambda: pauses.resting or not pauses.held)
 
-    with noted(pauses) as said:
+    with beats_through(note):
         report = the.at_least_once(handle, lease=MINUTE, batch_size=3)()
     assert_run(report, processed=3)
     # The beat that ends the rest looks at the rows after the settlement.
@@ -566,10 +552,6 @@ def test_the_name_of_a_worker_is_its_host_its_process_and_its_number() -> None:
     assert names == [worker_name()]
 
 
-class UnreadableError(Exception):
-    """Raised while the instance of a row is made."""
-
-
 # Elsewhere a claim is several statements.
 if connection.features.has_select_for_no_key_update:
 
@@ -578,15 +560,8 @@ if connection.features.has_select_for_no_key_update:
     ) -> None:
         rows = the.errands(1)
         bad = left_by_a_dead_worker(attempts=0)
-        made = Errand.__init__
-
-        def make(self: Errand, *args: Any, **kwargs: Any) -> None:
-            made(self, *args, **kwargs)
-            if self.pk == bad.pk:
-                raise UnreadableError
-
         with monkeypatch.context() as patch:
-            patch.setattr(Errand, "__init__", make)
+            refuse_to_load(bad, patch)
             report = marking(the.ignore)()
         assert_run(report, processed=1, failed=1)
         assert the.state(rows[0])["done"]

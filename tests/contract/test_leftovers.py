@@ -108,27 +108,6 @@ def worked() -> list[int]:
     return list(rows.values_list("place", flat=True))
 
 
-@each
-@leaves
-def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
-    leave: Callable[[], Any], make: the.Make
-) -> None:
-    the.errands(4)
-
-    async def handle(row: Errand) -> None:
-        if row.place in {0, 2}:
-            await sync_to_async(leave)()
-        await work(row)
-
-    run = make(handle)
-    report = run(concurrency=1)
-    assert_run(report, processed=2, failed=2, to_retry=2 if run.retry else 0)
-    assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
-    failed = Errand.objects.filter(pk__in=[each.pk for each in report.failures])
-    assert sorted(failed.values_list("place", flat=True)) == [0, 2]
-    assert worked() == [1, 3]
-
-
 class Shared:
     """Begins a transaction for the row at place 0, in which the row at place 1 works as well."""
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor import Retry
 from dcl_processor.exceptions import TransactionLost, Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import deadlock
-from tests.contract.support.messages import separately
-from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
+from tests.contract.support.parcels import (
+    UNSENT,
+    in_batches,
+    note,
+    parcels,
+    processor,
+    sent,
+    worked,
+)
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session
 from tests.contract.support.temporary import execute
@@ -61,49 +67,6 @@ if HAS_ROW_LOCKS:
             assert sorted(calls) == sorted([0, 1, 2, 3, 4, *again])
             assert sent() == [0, 1, 3, 4]
 
-    def test_i7_a_deadlock_of_a_row_alone_is_its_failure_and_its_attempt() -> None:
-        the.errands(3)
-        with deadlock() as run_into_it:
-
-            def handle(row: Errand) -> None:
-                Errand.objects.filter(pk=row.pk).update(result="worked")
-                if row.place == 1:
-                    run_into_it()
-
-            report = in_one_batch(handle, batch_size=1)()
-        assert_run(report, processed=2, failed=1, to_retry=1)
-        assert isinstance(report.failures[0].error, OperationalError)
-        rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
-        assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
-
-
-def in_one_batch(handler: Any, **options: Any) -> BatchProcessor[Errand]:
-    """Make a processor that tries a row again, with all rows in one batch."""
-    return the.transactional(handler, **{"batch_size": 100, "retry": Retry(backoff=60), **options})
-
-
-if HAS_ROW_LOCKS:
-
-    @pytest.mark.parametrize("batch_size", [1, 100])
-    def test_an_attempt_is_counted_although_the_session_was_ended_under_the_handler(
-        batch_size: int,
-    ) -> None:
-        the.errands(3)
-
-        def handle(row: Errand) -> None:
-            Errand.objects.filter(pk=row.pk).update(result="worked")
-            if row.place == 1:
-                end_session()
-                raise ValueError("the handler's own")
-
-        report = in_one_batch(handle, batch_size=batch_size)()
-        assert_run(report, processed=2, failed=1, to_retry=1)
-        assert str(report.failures[0].error) == "the handler's own"
-        rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
-        assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
-        assert Errand.objects.get(place=1).last_error == "ValueError: the handler's own"
-        assert Errand.objects.get(place=1).next_attempt_at is not None
-
     def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile(
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -115,7 +78,7 @@ if HAS_ROW_LOCKS:
             Errand.objects.using("other").filter(pk=row.pk).update(done=True, result="theirs")
             raise ValueError
 
-        assert_run(in_one_batch(handle)(), failed=1)
+        assert_run(the.transactional(handle, retry=Retry(backoff=60))(), failed=1)
         row.refresh_from_db()
         assert (row.done, row.result, row.attempts, row.last_error) == (True, "theirs", 0, "")
         assert "no attempt was counted" not in caplog.text
@@ -172,34 +135,22 @@ def answered(code: str) -> str:
     return f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
 
 
-def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, int, int]:
-    """Run over three rows; the claims of so many, from this place on, are answered so."""
-    parcels(3)
-    calls: list[int] = []
-    run = batch_processor(
-        pending=Parcel.objects.filter(sent=False).order_by("priority"), done={"sent": True}
-    )(lambda row: calls.append(row.priority))
-
-    def answer(send: Callable[..., Any], asked: str, *args: Any) -> Any:
-        nonlocal rows
-        if rows and len(calls) == at and "SKIP LOCKED" in asked:
-            rows -= 1
-            execute(sql)
-        return send(asked, *args)
-
-    with separately(), connection.execute_wrapper(answer):
-        report = run(wait_for_locked=0)
-    assert sorted(calls) == [place for place in range(3) if place != at]
-    assert Parcel.objects.filter(sent=False).count() == 1
-    return report.processed, report.failed, report.skipped
-
-
 if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("at", [0, 1])
     @pytest.mark.parametrize("code", CONTENTION)
     def test_contention_in_a_claim_leaves_the_row_for_a_later_pass(code: str, at: int) -> None:
-        assert run_while_the_server_says(answered(code), at) == (2, 0, 1)
+        parcels(3)
+        calls: list[int] = []
+
+        def claims(sql: str) -> bool:
+            return len(calls) == at and "SKIP LOCKED" in sql
+
+        run = processor(lambda row: calls.append(row.priority), pending=UNSENT.order_by("priority"))
+        with before_statement(claims, lambda: execute(answered(code))):
+            report = run(wait_for_locked=0)
+        assert_run(report, processed=2, skipped=1)
+        assert sorted(calls) == [place for place in range(3) if place != at]
 
 
 # --- connections whose default would make the second check read an old snapshot
@@ -215,30 +166,20 @@ LEVELS: dict[str, list[dict[str, Any]]] = {
         {"options": "-c default_transaction_isolation=repeatable\\ read"},
     ],
     "mysql": [{}, {"isolation_level": "repeatable read"}, {"isolation_level": "serializable"}],
-    "sqlite": [{}, {"transaction_mode": "IMMEDIATE"}, {"transaction_mode": "EXCLUSIVE"}],
 }
-options = pytest.mark.parametrize("options", LEVELS[connection.vendor], ids=str)
 
+# What changes the level of the transactions that are yet to begin, in a handler.
+CHANGES: dict[str, list[str]] = {
+    "postgresql": [
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "SET default_transaction_isolation = 'serializable'",
+        "SELECT set_config('default_transaction_isolation', 'repeatable read', false)",
+    ],
+    "mysql": ["SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"],
+}
 
-def processor(calls: list[Any]) -> BatchProcessor[Parcel]:
-    """Ask a spanning question: the flag that counts is the depot's."""
-
-    @batch_processor(
-        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
-    )
-    def send(row: Parcel) -> None:
-        calls.append(sees_what_others_commit())
-
-    return send
-
-
-def sees_what_others_commit() -> bool:
-    """Tell whether each statement of the running transaction has a snapshot of its own."""
-    if not connection.features.has_select_for_update:
-        return True  # SQLite: we hold the lock for writing, no session can commit anything
-    before = Depot.objects.count()
-    Depot.objects.using("other").create()
-    return Depot.objects.count() == before + 1
+#: A spanning question: the flag that counts is the depot's.
+OF_OPEN_DEPOTS = UNSENT.filter(depot__open=True)
 
 
 def between_lock_and_question(sql: str) -> bool:
@@ -251,33 +192,17 @@ def close_depots() -> None:
     Depot.objects.using("other").update(open=False)
 
 
-if connection.features.has_select_for_update:
-    # On SQLite no session can commit between our lock and our question.
+# On SQLite no session can commit between our lock and our question.
+if HAS_ROW_LOCKS:
 
-    @options
+    @pytest.mark.parametrize("options", LEVELS[connection.vendor], ids=str)
     def test_the_second_check_sees_what_was_committed_after_the_lock(
         options: dict[str, Any],
     ) -> None:
         Parcel.objects.create(depot=Depot.objects.create())
-        calls: list[Any] = []
+        run = processor(the.raising(AssertionError()), pending=OF_OPEN_DEPOTS)
         with connected(options), before_statement(between_lock_and_question, close_depots):
-            report = processor(calls)()
-        assert_run(report, stale=1)
-        assert calls == []
-
-
-# What changes the level of the transactions that are yet to begin, in a handler.
-CHANGES: dict[str, list[str]] = {
-    "postgresql": [
-        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-        "SET default_transaction_isolation = 'serializable'",
-        "SELECT set_config('default_transaction_isolation', 'repeatable read', false)",
-    ],
-    "mysql": ["SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"],
-    "sqlite": [],
-}
-
-if connection.features.has_select_for_update:
+            assert_run(run(), stale=1)
 
     @pytest.mark.parametrize("change", CHANGES[connection.vendor])
     def test_a_level_that_a_handler_changes_is_not_that_of_the_next_claim(change: str) -> None:
@@ -285,9 +210,6 @@ if connection.features.has_select_for_update:
         Parcel.objects.bulk_create([Parcel(depot=depot) for depot in depots])
         calls: list[Any] = []
 
-        @batch_processor(
-            pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
-        )
         def send(row: Parcel) -> None:
             calls.append(row.depot_id)
             execute(change)
@@ -297,7 +219,7 @@ if connection.features.has_select_for_update:
 
         try:
             with before_statement(second_question, close_depots):
-                report = send()
+                report = processor(send, pending=OF_OPEN_DEPOTS)()
         finally:
             connection.close()
         assert calls == [depots[0].pk]
@@ -307,5 +229,5 @@ if connection.features.has_select_for_update:
 def test_a_connection_without_autocommit_is_refused() -> None:
     with connected({}, autocommit=False) as wrapper:
         with pytest.raises(Unsupported, match=r"expected .* autocommit .* got AUTOCOMMIT=False"):
-            processor([])()
+            processor(the.ignore)()
         wrapper.rollback()

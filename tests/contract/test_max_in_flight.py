@@ -27,11 +27,6 @@ def capped(handler: Any, make: the.Make, most: int = 1, **options: Any) -> Any:
     return make(handler, name="shop.capped", max_in_flight=most, **options)
 
 
-def test_with_at_most_once_it_is_refused() -> None:
-    with pytest.raises(Unsupported, match="no max_in_flight with AT_MOST_ONCE"):
-        capped(the.ignore, the.at_most_once)
-
-
 if connection.vendor == "mysql":
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
@@ -97,12 +92,3 @@ if connection.vendor == "postgresql":
         report = capped(handle, the.at_least_once, 2)(concurrency=6)
         assert_run(report, processed=12)
         assert most <= 2
-
-    @each
-    def test_i1_a_run_without_pending_rows_is_one_read(
-        make: the.Make, django_assert_num_queries: Any
-    ) -> None:
-        run = capped(the.ignore, make)
-        run()
-        with django_assert_num_queries(1):
-            assert_run(run())

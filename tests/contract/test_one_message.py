@@ -10,16 +10,12 @@ from django.db import connection, transaction
 from dcl_processor.sql.messages import send_together
 from tests import seams
 from tests.contract.support import errands as the
-from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
-from tests.contract.support.temporary import at_update, execute, temporary
+from tests.contract.support.temporary import at_update, execute
 from tests.models import Errand
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time"),
-]
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 #: What drops a row in words that are not those of other triggers, so that flips still wait.
 DROP = "RETURN CASE WHEN false THEN NEW END"
@@ -68,28 +64,6 @@ def test_flips_that_differ_from_row_to_row_are_one_message(sent: list[str]) -> N
     assert report.failures[0].pk == rows[2].pk
 
 
-@pytest.mark.parametrize("when", ["before the flip", "after the commit"])
-def test_a_session_that_is_cut_in_the_message_is_looked_up(when: str) -> None:
-    """The server ends the session before or after the COMMIT in the message."""
-    rows = the.errands(5)
-    handled: list[int] = []
-    claim = when == "after the commit"
-
-    def handle(row: Errand) -> None:
-        handled.append(row.place)
-
-    with session_killer(rows[3] if claim else rows[2], at_flip=not claim):
-        pending = the.PENDING.extra(where=["tests_kill(id) = id"]) if claim else the.PENDING
-        report = the.transactional(handle, pending=pending)()
-    assert report.stopped == "drained"
-    if claim:
-        assert (report.processed, report.failed) == (5, 0)
-        assert sorted(handled) == [0, 1, 2, 3, 4]
-    else:
-        assert (report.processed, report.failed) == (4, 1)
-        assert report.failures[0].pk == rows[2].pk
-
-
 def test_a_handler_that_has_committed_by_itself_is_not_taken_for_its_flip() -> None:
     """Its transaction is committed, and the session ends before the flip."""
     rows = the.errands(4)
@@ -103,18 +77,3 @@ def test_a_handler_that_has_committed_by_itself_is_not_taken_for_its_flip() -> N
     assert_run(report, processed=3, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[2].pk]
     assert the.places(done=False) == [2]
-
-
-def session_killer(row: Errand, *, at_flip: bool) -> Any:
-    """End the session in the row's flip, or once in its claim."""
-    if at_flip:
-        kill = "PERFORM pg_terminate_backend(pg_backend_pid())"
-        return at_update(f"NEW.id = {row.pk} AND NEW.done", kill)
-    return temporary(
-        "CREATE SEQUENCE tests_once; "
-        "CREATE FUNCTION tests_kill(id bigint) RETURNS bigint LANGUAGE plpgsql AS "
-        f"'BEGIN IF id = {row.pk} AND pg_current_xact_id_if_assigned() IS NOT NULL "
-        "AND nextval(''tests_once'') = 1 THEN "
-        "PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN id; END'",
-        "DROP FUNCTION tests_kill; DROP SEQUENCE tests_once",
-    )

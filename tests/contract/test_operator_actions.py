@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import count
 from threading import Event
 from typing import Any
@@ -32,10 +32,6 @@ def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Erran
 def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
     since = timezone.now() - timedelta(minutes=minutes)
     return Errand.objects.create(claimed=True, claimed_at=since)
-
-
-def hours_ago(number: int) -> datetime:
-    return timezone.now() - timedelta(hours=number)
 
 
 def test_in_doubt_is_what_was_claimed_for_longer_than_that() -> None:

@@ -38,19 +38,14 @@ def test_the_order_holds_over_the_whole_backlog(make: Any) -> None:
     assert not Errand.objects.exclude(done=True, leased_until=None).exists()
 
 
-def visits() -> list[Visit]:
-    """Make visits in an order that is not that of their model."""
-    depots = [Depot.objects.create(name=name) for name in "cab"]
-    return [Visit.objects.create(depot=depot, at=at) for depot in depots for at in (1, 2)]
-
-
 #: Groups are refused on MariaDB.
 IN_A_KEY = [{"group_by": "done"}] if connection.vendor != "mysql" else []
 
 
 @pytest.mark.parametrize("options", [{}, *IN_A_KEY], ids=str)
 def test_the_order_of_the_model_does_not_count(options: dict[str, Any]) -> None:
-    rows = visits()
+    depots = [Depot.objects.create(name=name) for name in "cab"]
+    rows = [Visit.objects.create(depot=depot, at=at) for depot in depots for at in (1, 2)]
     assert [*Visit.objects.all()] != rows
     calls: list[int] = []
     pending = Visit.objects.filter(done=False)

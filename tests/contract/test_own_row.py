@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Report
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
+from tests.contract.support.parcels import in_batches
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel, Scan
 
@@ -21,9 +22,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 SHORT = Lease(1.5)
 
 
-def leased_until(row: Any) -> Any:
-    rows = type(row).objects.using("other")
-    return rows.values_list("leased_until", flat=True).get(pk=row.pk)
+def leased_until(row: Parcel) -> Any:
+    return Parcel.objects.using("other").values_list("leased_until", flat=True).get(pk=row.pk)
 
 
 if HAS_ROW_LOCKS:
@@ -35,13 +35,7 @@ if HAS_ROW_LOCKS:
         Scan.objects.create(parcel=row)
 
     def parcels(handler: Callable[[Parcel], None]) -> BatchProcessor[Parcel]:
-        return batch_processor(
-            pending=Parcel.objects.filter(sent=False),
-            done={"sent": True},
-            delivery=Delivery.AT_LEAST_ONCE,
-            lease=SHORT,
-            batch_size=2,
-        )(handler)
+        return in_batches(handler, delivery=Delivery.AT_LEAST_ONCE, lease=SHORT)
 
     # PostgreSQL's foreign keys take a lock that lets the heartbeat through.
     ways = [lock] if connection.vendor == "postgresql" else [lock, insert_a_child]

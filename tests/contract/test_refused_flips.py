@@ -52,7 +52,7 @@ if connection.vendor != "sqlite":  # which has no lengths, nor rights
     ) -> None:
         rows = the.errands(30)
         calls: list[int] = []
-        run = make(charging(calls), done=done, batch_size=size, **retries(make))
+        run = make(charging(calls), done=done, batch_size=size, **the.retried(make))
         for _ in range(2):
             with pytest.raises(InvalidDone, match="no handler was called") as refused:
                 run()
@@ -61,10 +61,6 @@ if connection.vendor != "sqlite":  # which has no lengths, nor rights
         assert str(said.value) == str(refused.value)
         assert calls == []
         assert all(the.untouched(row) for row in rows)
-
-
-def retries(make: the.Make) -> dict[str, Any]:
-    return {} if make is the.at_most_once else {"retry": the.retry()}
 
 
 if connection.vendor == "postgresql":
@@ -81,17 +77,6 @@ if connection.vendor == "postgresql":
         finally:
             execute("RESET ROLE; DROP OWNED BY tests_clerk; DROP ROLE tests_clerk")
 
-    @contextmanager
-    def published() -> Iterator[None]:
-        """Publish the rows' updates, without what would identify a row to a subscriber."""
-        execute("ALTER TABLE tests_errand REPLICA IDENTITY NOTHING")
-        execute("CREATE PUBLICATION tests_errands FOR TABLE tests_errand")
-        try:
-            yield
-        finally:
-            execute("DROP PUBLICATION tests_errands")
-            execute("ALTER TABLE tests_errand REPLICA IDENTITY DEFAULT")
-
     def test_a_missing_right_is_named_before_the_first_handler() -> None:
         the.errands(3)
         calls: list[int] = []
@@ -99,18 +84,6 @@ if connection.vendor == "postgresql":
         with without_right(), pytest.raises(InvalidDone, match="permission denied"):
             run()
         assert calls == []
-
-    @pytest.mark.filterwarnings("ignore:.*wal_level")
-    @each_size
-    def test_a_table_without_replica_identity_costs_two_calls(size: int) -> None:
-        the.errands(30)
-        calls: list[int] = []
-        run = the.transactional(charging(calls), batch_size=size)
-        with published():
-            assert "replica identity" in str(run.dry_run())
-            report = run()
-        assert_run(report, failed=2, stopped="failures")
-        assert len(calls) == len(set(calls)) == 2
 
 
 # --- what only the handler's end shows
@@ -178,10 +151,3 @@ def test_rows_before_it_do_not_hide_that_every_flip_is_refused(make: the.Make) -
 
 
 # --- the dry run
-
-
-def test_a_dry_run_says_that_the_flip_is_refused() -> None:
-    [first, *_] = errands(3)
-    said = str(the.transactional(the.ignore, done=TAKEN).dry_run())
-    assert f"expected the database to accept done={TAKEN!r} for row {first.pk}, got" in said
-    assert "takes row" not in said

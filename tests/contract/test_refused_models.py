@@ -12,7 +12,7 @@ from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.operator.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.models import RoadTrain, Seat, Truck, Vehicle
+from tests.models import Seat, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -51,13 +51,6 @@ def test_a_column_of_a_parents_table_is_refused(option: str) -> None:
     with pytest.raises((InvalidDone, InvalidOption), match=words):
         run()
     assert Truck.objects.filter(pk=truck.pk, weighed=False, inspected=False, load=0).exists()
-
-
-def test_a_column_of_a_grandparents_table_is_refused_too() -> None:
-    RoadTrain.objects.create()
-    with pytest.raises(InvalidDone, match=r"write the processor over tests.Truck\.$"):
-        trucks(RoadTrain)()
-    assert RoadTrain.objects.filter(weighed=False).count() == 1
 
 
 def test_a_function_is_refused_for_the_row_that_it_gives_such_a_column() -> None:

@@ -304,9 +304,6 @@ def refused(run: BatchProcessor[Any], token: Any, **options: Any) -> None:
     assert isinstance(error.value, signing.BadSignature)
 
 
-SALT = '["dcl_processor.reservation", 2, "tests.handed_out", null]'
-
-
 def before_any_query() -> Any:
     def refuse(*_: Any) -> None:
         raise AssertionError("a query was sent")

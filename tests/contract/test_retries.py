@@ -70,16 +70,6 @@ def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
     assert_run(run())
 
 
-def test_without_a_column_for_the_time_a_row_is_due_at_once() -> None:
-    the.errands(3)
-    retry = Retry(max_attempts=2, next_attempt_at=None, last_error=None)
-    run = retrying(fail, retry=retry, failed={"dead": True})
-    assert_run(run(), processed=2, failed=1, to_retry=1)
-    assert_run(run(), failed=1)
-    row = Errand.objects.get(place=1)
-    assert (row.dead, row.attempts, row.last_error) == (True, 2, "")
-
-
 def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> None:
     """Also without a dead letter: the row would be due again in the next run."""
     errors = {0: TimeoutError(), 1: ConnectionRefusedError(), 2: ValueError()}
@@ -107,34 +97,19 @@ def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> 
 CLEARED = {"attempts": 0, "next_attempt_at": None, "last_error": ""}
 
 
-RESET = {"reset": {"claimed": False}}
-DELIVERIES: dict[str, Any] = {
-    "transactional": the.transactional,
-    "at most once": lambda handler, **options: the.at_most_once(handler, **RESET, **options),
-    "at least once": the.at_least_once,
-}
-each_delivery = pytest.mark.parametrize("make", DELIVERIES.values(), ids=DELIVERIES)
-
-
 def retry_columns(row: Errand) -> dict[str, Any]:
     columns: dict[str, Any] = Errand.objects.values(*CLEARED).get(pk=row.pk)
     return columns
 
 
-def soil(rows: list[Errand]) -> None:
-    """Make rows pending again, as an edit does to a "dirty" flag."""
-    Errand.objects.filter(pk__in=[row.pk for row in rows]).update(done=False, claimed=False)
-
-
-@each_delivery
+@the.all_deliveries
 def test_a_row_that_becomes_pending_again_and_again_is_handled_each_time(make: Any) -> None:
     rows = the.errands(3)
     handled: list[Any] = []
-    run = make(lambda row: handled.append(row.pk), retry=the.retry(), failed={"dead": True})
+    run = make(lambda row: handled.append(row.pk), failed={"dead": True}, **the.retried(make))
     for _ in range(7):
-        report = run()
-        assert_run(report, processed=3)
-        soil(rows)
+        assert_run(run(), processed=3)
+        Errand.objects.update(done=False, claimed=False)  # as an edit does to a "dirty" flag
     assert len(handled) == 21
     assert [retry_columns(row) for row in rows] == [CLEARED] * 3
 

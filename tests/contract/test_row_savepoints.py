@@ -80,21 +80,9 @@ def test_i7_a_nested_atomic_block_is_rolled_back_alone() -> None:
     assert sorted(Scan.objects.values_list("parcel__priority", flat=True)) == [0, 2]
 
 
-def djangos_cursor() -> Callable[[Parcel], Any]:
-    cursor = connection.cursor()
-    return lambda row: cursor.execute(f"{WRITE} WHERE id = {row.pk}")
-
-
 def old_cursor() -> Callable[[Parcel], Any]:
     cursor = connection.connection.cursor()
     return lambda row: cursor.execute(f"{WRITE} WHERE id = {row.pk}")
-
-
-def new_cursor() -> Callable[[Parcel], Any]:
-    def write(row: Parcel) -> None:
-        old_cursor()(row)
-
-    return write
 
 
 def the_connection() -> Callable[[Parcel], Any]:
@@ -112,55 +100,13 @@ def copy() -> Callable[[Parcel], Any]:
     return write
 
 
-def drivers_transaction() -> Callable[[Parcel], Any]:
-    def write(row: Parcel) -> None:
-        with connection.connection.transaction():
-            the_connection()(row)
-
-    return write
-
-
-def pipeline() -> Callable[[Parcel], Any]:
-    def write(row: Parcel) -> None:
-        with connection.connection.pipeline():
-            the_connection()(row)
-
-    return write
-
-
 WRITE = "UPDATE tests_parcel SET note = 'worked'"  # whose one parameter is a number of our own
-PAST_DJANGO = {"a cursor older than the row": old_cursor, "a new cursor": new_cursor}
-driver_module: Any = getattr(connection, "Database", None)
-IS_PSYCOPG3 = driver_module.__name__ == "psycopg"
-if connection.vendor == "sqlite" or IS_PSYCOPG3:
+PAST_DJANGO = {"a cursor older than the row": old_cursor}
+if connection.vendor != "mysql":
     PAST_DJANGO["the connection"] = the_connection
-if IS_PSYCOPG3:
-    PAST_DJANGO |= {
-        "COPY on an older cursor": copy,
-        "the driver's transaction": drivers_transaction,
-        "a pipeline": pipeline,
-    }
+if connection.vendor == "postgresql":
+    PAST_DJANGO["COPY on an older cursor"] = copy
 past_django = pytest.mark.parametrize("past_django", PAST_DJANGO.values(), ids=PAST_DJANGO)
-
-
-@pytest.mark.parametrize("bad", [[0], [1], [0, 1, 2]], ids=str)
-def test_i7_a_row_in_a_batch_loses_what_it_wrote_by_an_older_cursor(bad: list[int]) -> None:
-    parcels(3)
-    write = djangos_cursor()
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.priority)
-        write(row)
-        if row.priority in bad:
-            raise ValueError
-
-    report = in_batches(handle)()
-    good = [place for place in range(3) if place not in bad]
-    assert_run(report, processed=len(good), failed=len(bad))
-    assert {type(failure.error) for failure in report.failures} == {ValueError}
-    assert sent() == worked() == good
-    assert calls == [0, 1, 2]
 
 
 @past_django
@@ -195,26 +141,3 @@ def test_each_savepoint_of_a_row_is_released() -> None:
         assert_run(in_batches(handle)(), processed=3, failed=1)
     released = [sql for sql in seen if sql.startswith("RELEASE") and "dcl_row" in sql]
     assert len(released) == len(savepoints(seen)) == 4
-
-
-def test_a_handler_that_leaves_a_wrapper_behind_does_not_break_the_rows_after_it() -> None:
-    parcels(3)
-
-    def wrapper(execute: Any, *args: Any) -> Any:
-        return execute(*args)
-
-    def handle(row: Parcel) -> None:
-        connection.execute_wrappers.append(wrapper)
-        note(row)
-        if row.priority == 1:
-            raise ValueError
-
-    try:
-        with statements() as seen:
-            report = in_batches(handle)()
-            connection.execute_wrappers[:] = connection.execute_wrappers[:1]
-    finally:
-        connection.execute_wrappers.clear()
-    assert_run(report, processed=2, failed=1)
-    assert len(savepoints(seen)) == 3
-    assert sent() == worked() == [0, 2]

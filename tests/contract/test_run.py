@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import F
 from django.test import TestCase
 
-from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption
+from dcl_processor.exceptions import InsideTransaction, InvalidOption
 from tests.contract.support import errands as the
 from tests.contract.support.errands import ignore
 from tests.contract.support.parcels import parcels, processor
@@ -38,24 +36,6 @@ def test_limit_counts_handler_calls_those_that_fail_included() -> None:
 def test_a_limit_that_is_just_met_is_no_reason_to_say_more_is_left() -> None:
     parcels(2)
     assert_run(processor(ignore)(limit=2), processed=2)
-
-
-@database
-def test_a_stop_ends_the_run_after_the_row_at_hand() -> None:
-    parcels(3)
-    stop = Event()
-    report = processor(lambda row: stop.set())(stop=stop)
-    assert_run(report, processed=1, stopped="signal")
-    assert Parcel.objects.filter(sent=True).count() == 1
-
-
-@database
-def test_the_other_alias_may_be_named_for_the_run() -> None:
-    parcels(1)
-    aliases: list[str | None] = []
-    send = processor(lambda row: aliases.append(row._state.db))
-    assert_run(send(using="other"), processed=1)
-    assert aliases == ["other"]
 
 
 @database
@@ -142,10 +122,3 @@ def test_parameters_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
         processor(ignore)(**parameters)
-
-
-@database
-def test_a_flip_over_an_unknown_column_of_an_expression_is_one_clear_sentence() -> None:
-    parcels(1)
-    with pytest.raises(InvalidDone, match=r"values that they can hold, got Cannot resolve"):
-        processor(ignore, done={"sent": True, "note": F("no_such")})()

@@ -221,44 +221,28 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def retries(make: the.Make) -> dict[str, Any]:
-    return {} if make is the.at_most_once else {"retry": the.retry()}
-
-
 if connection.vendor != "sqlite":  # which has no server
 
     @the.each_delivery
     def test_no_handler_is_called_until_it_is_back(make: the.Make, server: Server) -> None:
         the.errands(5)
-        run = make(server.handle, batch_size=5, **retries(make))
+        run = make(server.handle, batch_size=5, **the.retried(make))
         assert_run(run(), processed=5)
         assert server.called_meanwhile == []
         assert server.calls == [*range(5)]
         assert Errand.objects.filter(done=True, attempts=0, leased_until=None).count() == 5
 
-    def test_if_it_does_not_come_back_no_handler_is_called(server: Server) -> None:
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_if_it_does_not_come_back_no_handler_is_called(make: the.Make, server: Server) -> None:
         the.errands(5)
 
         def handle(row: Errand) -> None:
             server.handle(row)
             server.refuses = 10**9
 
+        options = {"lease": Lease(2)} if make is the.at_least_once else {}
         with pytest.raises(OperationalError, match="no server"):
-            the.at_least_once(handle, batch_size=5, lease=Lease(2))()
-        server.refuses = 0
-        assert server.calls == [0]
-
-    def test_the_rest_of_a_batch_in_a_lost_transaction_is_not_called(server: Server) -> None:
-        the.errands(5)
-
-        def handle(row: Errand) -> None:
-            lost = server.calls == []
-            server.handle(row)
-            server.refuses = 10**9 if lost else 0
-
-        run = the.transactional(handle, batch_size=5)
-        with pytest.raises(OperationalError, match="no server"):
-            run()
+            make(handle, batch_size=5, **options)()
         server.refuses = 0
         assert server.calls == [0]
         assert Errand.objects.filter(done=False, attempts=0).count() == 5

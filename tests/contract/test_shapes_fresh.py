@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor import batch_processor
 from tests.contract.support.gate import run_and_meanwhile
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Parcel, RoadTrain, Scan, Vehicle
+from tests.models import Depot, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -114,21 +114,6 @@ def test_i3_what_is_prefetched_is_loaded_for_each_row_of_a_run() -> None:
     for _ in range(4):
         Scan.objects.create(parcel=Parcel.objects.create())
     assert seen(parcels.prefetch_related("scans"), scans, None) == [1, 1, 1, 1]
-
-
-def test_i3_a_parents_column_is_fresh() -> None:
-    train = RoadTrain.objects.create()
-    plates: list[str] = []
-
-    @batch_processor(pending=RoadTrain.objects.filter(length=0), done={"length": 1})
-    def weigh(row: RoadTrain) -> None:
-        plates.append(row.plate)
-
-    def change() -> None:
-        Vehicle.objects.using("other").filter(pk=train.pk).update(plate="new")
-
-    assert_run(run_and_meanwhile(weigh, change), processed=1)
-    assert plates == ["new"]
 
 
 def test_i3_a_related_manager_does_not_hand_out_its_own_old_instance() -> None:

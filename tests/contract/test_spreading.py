@@ -6,7 +6,6 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import batch_processor
 from dcl_processor.pending import scan
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
@@ -45,21 +44,6 @@ def test_every_row_is_visited_once_wherever_the_other_copy_is_met(meets_at: int)
     assert not Parcel.objects.filter(pk__in=pks, sent=False).exists()
 
 
-def test_a_first_key_whose_turn_comes_last_is_not_left_behind() -> None:
-    """The other copy is met at the row before the last of the window, in the user's own order."""
-    pks = [row.pk for row in parcels(8)]
-
-    def handle(row: Parcel) -> None:
-        if row.pk == pks[3] and connection.features.has_select_for_update:
-            finish(pks[2])
-
-    pending = Parcel.objects.filter(sent=False).order_by("-pk")
-    report = batch_processor(pending=pending, done={"sent": True})(handle)()
-    finished = 1 if connection.features.has_select_for_update else 0
-    assert_run(report, processed=8 - finished, stale=finished)
-    assert not Parcel.objects.filter(sent=False).exists()
-
-
 def test_rows_that_fail_are_not_tried_again_by_a_copy_that_went_elsewhere() -> None:
     """More of them than a window holds, at the head, where each new look begins."""
     pks = [row.pk for row in parcels(30)]
@@ -77,9 +61,6 @@ def test_rows_that_fail_are_not_tried_again_by_a_copy_that_went_elsewhere() -> N
     assert report.failed + report.processed + report.stale == 30
     stale = 30 - len(calls)
     assert_run(report, processed=10, failed=20 - stale, stale=stale)
-
-
-# Elsewhere a claim never chooses.
 
 
 def test_a_lone_copy_keeps_its_order_and_never_looks_twice() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,25 +12,15 @@ from typing import Any
 import pytest
 
 from dcl_processor.exceptions import Unsupported
-from tests.contract.support.errands import (
-    at_least_once,
-    at_most_once,
-    errands,
-    ignore,
-    our_threads,
-    sessions,
-    transactional,
-    wait,
-)
-from tests.contract.support.heartbeat import until
+from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import end_session
 from tests.models import Errand
 from tests.waiting import Barrier
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-MAKERS: list[Any] = [at_most_once, at_least_once]
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
 
 
 def done() -> int:
@@ -42,10 +31,10 @@ WORDS = r"expected concurrency=1 with TRANSACTIONAL, .* got 3; start more worker
 
 
 def test_handlers_in_the_transaction_of_their_lock_run_one_by_one() -> None:
-    errands(2)
+    the.errands(2)
     with pytest.raises(Unsupported, match=WORDS):
-        transactional(ignore, concurrency=3)
-    run = transactional(ignore)
+        the.transactional(the.ignore, concurrency=3)
+    run = the.transactional(the.ignore)
     with pytest.raises(Unsupported, match=WORDS):
         run(concurrency=3)
     assert done() == 0
@@ -53,54 +42,20 @@ def test_handlers_in_the_transaction_of_their_lock_run_one_by_one() -> None:
 
 
 @pytest.mark.django_db(transaction=False)
-@pytest.mark.parametrize("make", MAKERS)
+@the.each_delivery
 def test_plain_handlers_are_refused_threads_inside_a_test_case(make: Any) -> None:
     """It commits no rows, so that no other thread sees them."""
-    errands(2)
-    run = make(ignore, concurrency=3)
+    the.errands(2)
+    run = make(the.ignore, concurrency=3)
     with pytest.raises(Unsupported, match=r"expected concurrency=1 .* inside a TestCase, .* got 3"):
         run()
     assert Errand.objects.filter(done=False, claimed_at=None, leased_until=None).count() == 2
     assert_run(run(concurrency=1), processed=2)
 
 
-@pytest.mark.django_db(transaction=False)
-@pytest.mark.parametrize("make", MAKERS)
-def test_async_handlers_run_one_by_one_inside_a_test_case(make: Any) -> None:
-    errands(3)
-    at_work: list[int] = []
-    together: list[int] = []
-
-    async def handle(row: Errand) -> None:
-        at_work.append(row.pk)
-        await asyncio.sleep(0)
-        together.append(len(at_work))
-        at_work.remove(row.pk)
-
-    assert_run(make(handle, concurrency=3)(), processed=3)
-    assert together == [1, 1, 1]
-
-
-def test_a_session_that_ended_between_two_runs_is_replaced() -> None:
-    """As it is in a run without threads."""
-    errands(3)
-    end_session()
-    assert_run(at_least_once(ignore)(concurrency=2), processed=3)
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_nothing_is_left_behind(make: Any) -> None:
-    errands(9)
-    before = sessions()
-    make(lambda row: None).run(concurrency=3)
-    assert our_threads() == []
-    # The server takes a moment to end a session that was closed.
-    until(lambda: sessions() <= before)
-
-
-@pytest.mark.parametrize("make", MAKERS)
+@the.each_delivery
 def test_the_limit_is_kept_by_all_of_them_together(make: Any) -> None:
-    errands(12)
+    the.errands(12)
     calls: list[Any] = []
     report = make(lambda row: calls.append(row.pk)).run(concurrency=4, limit=5)
     assert_run(report, processed=5, stopped="limit")
@@ -108,7 +63,7 @@ def test_the_limit_is_kept_by_all_of_them_together(make: Any) -> None:
 
 
 def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
-    errands(20)
+    the.errands(20)
     together, going, over = Barrier(3), Event(), Event()
     ended_by: list[int] = []
 
@@ -117,20 +72,19 @@ def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
             ended_by.append(row.pk)
             going.set()
             raise KeyboardInterrupt
-        wait(going)
+        the.wait(going)
         # A run that did not wait for these two would be over meanwhile.
         assert not over.wait(0.3)
 
     with pytest.raises(KeyboardInterrupt):
         # The limit: either of the others may be done before the run's thread hears of the end,
         # and would make room for a fourth.
-        at_least_once(handle).run(concurrency=3, limit=3)
+        the.at_least_once(handle).run(concurrency=3, limit=3)
     over.set()
     assert (len(ended_by), done()) == (1, 2)
     assert not Errand.objects.filter(pk__in=ended_by, done=True).exists()
     # As if its process had been killed.
     assert [*Errand.objects.exclude(leased_until=None).values_list("pk", flat=True)] == ended_by
-    assert our_threads() == []
 
 
 class Opened:
@@ -148,31 +102,31 @@ class Opened:
 
 
 def test_each_thread_has_a_resource_of_its_own() -> None:
-    errands(9)
+    the.errands(9)
     opened, together = Opened(), Barrier(3)
 
     def handle(row: Errand, mine: int) -> None:
         assert mine == threading.get_ident()
         together.wait()
 
-    report = at_least_once(handle, resource=opened).run(concurrency=3)
+    report = the.at_least_once(handle, resource=opened).run(concurrency=3)
     assert_run(report, processed=9)
     assert len(opened.opened) == len(set(opened.opened)) == 3
     assert sorted(opened.closed) == sorted(opened.opened)
 
 
 def test_handlers_see_the_context_of_whoever_runs_them() -> None:
-    errands(4)
+    the.errands(4)
     request: ContextVar[str] = ContextVar("request", default="none")
     request.set("7f3a")
     seen: list[str] = []
-    at_least_once(lambda row: seen.append(request.get())).run(concurrency=2)
+    the.at_least_once(lambda row: seen.append(request.get())).run(concurrency=2)
     assert seen == ["7f3a"] * 4
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@the.each_delivery
 def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
-    errands(6)
+    the.errands(6)
     together = Barrier(3)
     report = make(lambda row: together.wait(), concurrency=3)()
     assert_run(report, processed=6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -13,16 +12,14 @@ from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-Make = Callable[..., BatchProcessor[Errand]]
-
-each_delivery = pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
 
 
 class Together:
@@ -61,13 +58,7 @@ class Together:
         the.wait(self.all_ended)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    assert the.our_threads() == []
-
-
-def run(make: Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]:
+def run(make: the.Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]:
     """Run over the rows that there are; return the report and the flips that were sent."""
     number = Errand.objects.count()
     together = Together(number)
@@ -85,8 +76,8 @@ def run(make: Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]
     return report, flips
 
 
-@each_delivery
-def test_handlers_that_end_together_are_settled_by_one_update(make: Make) -> None:
+@the.each_delivery
+def test_handlers_that_end_together_are_settled_by_one_update(make: the.Make) -> None:
     rows = the.errands(11)
     report, flips = run(make)
     assert_run(report, processed=11)
@@ -97,7 +88,7 @@ def test_handlers_that_end_together_are_settled_by_one_update(make: Make) -> Non
     assert not any(each["leased_until"] or each["claimed_at"] for each in said)
 
 
-def run_plainly(make: Make, handle: Any = None) -> Any:
+def run_plainly(make: the.Make, handle: Any = None) -> Any:
     """Run with a ``done`` that is the same for all rows; return the report."""
     together = Together(Errand.objects.count())
 
@@ -133,9 +124,9 @@ def test_a_lost_lease_is_not_taken_for_settled_where_the_flip_is_plain() -> None
     assert (said[2]["result"], said[2]["leased_until"]) == ("not mine", True)
 
 
-@each_delivery
+@the.each_delivery
 def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: the.Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was committed; the session ends before its answer comes."""
     rows = the.errands(5)
@@ -168,8 +159,7 @@ def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
     assert not any(each["leased_until"] or each["claimed_at"] for each in said)
 
 
-@each_delivery
-def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
+def test_a_row_that_stays_pending_fails_alone() -> None:
     rows = the.errands(5)
     stays = Errand.objects.filter(claimed=False, dead=False).exclude(done=True, attempts=0)
 
@@ -177,48 +167,7 @@ def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
         if row.place == 3:
             await Errand.objects.filter(pk=row.pk).aupdate(attempts=1)
 
-    options: dict[str, Any] = {} if make is the.at_least_once else {"claim": {"dead": True}}
-    flip = {} if make is the.at_least_once else {"dead": False}
-
-    class Flip(Together):
-        def done(self, row: Errand, result: str) -> dict[str, Any]:
-            return {**super().done(row, result), **flip}
-
-    number = len(rows)
-    together = Flip(number)
-
-    async def handler(row: Errand) -> str:
-        await handle(row)
-        return await together.end(row)
-
-    processor = the.proven(make(handler, pending=stays, done=together.done, **options))
-    report = processor(concurrency=number)
+    report, _ = run(the.at_least_once, handle, pending=stays)
     assert_run(report, processed=4, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[3].pk]
     assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
-
-
-def test_rows_that_were_flipped_before_the_work_are_not_written_to_after_it() -> None:
-    number = 20
-    the.errands(number)
-    all_begun = asyncio.Event()
-    begun: list[int] = []
-    written: list[str] = []
-
-    async def handle(row: Errand) -> None:
-        begun.append(row.place)
-        if len(begun) == number:
-            all_begun.set()
-        async with asyncio.timeout(the.PATIENCE):
-            await all_begun.wait()
-
-    def watch(execute: Any, sql: str, *args: Any) -> Any:
-        if begun and sql.startswith("UPDATE"):
-            written.append(sql)
-        return execute(sql, *args)
-
-    process = the.at_most_once(handle, claim=None, claimed_at=None, batch_size=number)
-    with connection.execute_wrapper(watch):
-        report = process(concurrency=number)
-    assert_run(report, processed=number)
-    assert written == []

@@ -7,27 +7,16 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import Q, Value
+from django.db.models import Value
 from django.db.models.functions import Repeat
 
-from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
-from tests.contract.support import errands as the
-from tests.contract.support.parcels import parcels
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import execute
-from tests.models import Depot, Errand, Parcel
+from tests.models import Depot, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def run(handle: Callable[[Parcel], Any], **options: Any) -> Any:
-    pending = Parcel.objects.filter(sent=False)
-    return batch_processor(**{"pending": pending, "done": {"sent": True}, **options})(handle)()
-
-
-def work(row: Parcel) -> None:
-    Parcel.objects.filter(pk=row.pk).update(note="worked")
 
 
 def reconnect() -> None:
@@ -35,6 +24,7 @@ def reconnect() -> None:
     connection.connect()
 
 
+#: What ends the transaction, and begins none.
 ENDS: dict[str, Callable[[], Any]] = {
     "raw rollback": lambda: execute("ROLLBACK"),
     "raw commit": lambda: execute("COMMIT"),
@@ -60,7 +50,7 @@ def then_a_query(end: str) -> None:
     Depot.objects.count()
 
 
-# What ends the transaction and begins another one at once, which looks like the first.
+#: What ends the transaction and begins another one at once, which looks like the first.
 REPLACES: dict[str, Callable[[], Any]] = {
     "BEGIN past Django": lambda: drive("COMMIT", "BEGIN"),
     "BEGIN past Django, after a rollback": lambda: drive("ROLLBACK", "BEGIN"),
@@ -83,107 +73,45 @@ def _no_table() -> Any:
         execute("DROP TABLE IF EXISTS tests_fence")
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_a_handler_that_ends_the_transaction_gets_no_flip(
-    end: Callable[[], Any], batch_size: int
-) -> None:
-    Parcel.objects.bulk_create([Parcel(), Parcel()])
-
-    def handle(row: Parcel) -> None:
-        work(row)
-        end()
-
-    report = run(handle, batch_size=batch_size)
-    assert_run(report, failed=2)
-    assert not Parcel.objects.filter(sent=True).exists()
-    assert not connection.in_atomic_block
-
-
-def own_table() -> Any:
-    return Parcel.objects.filter(sent=False)
-
-
-def spanning() -> Any:
-    return Parcel.objects.filter(sent=False, depot__open=True)
-
-
-@pytest.mark.parametrize("pending", [own_table, spanning])
-@pytest.mark.parametrize("replace", REPLACES.values(), ids=REPLACES)
-def test_a_row_whose_transaction_was_replaced_is_another_copys(
-    replace: Callable[[], Any], pending: Callable[[], Any]
-) -> None:
-    """The first row of a run is claimed like the others, and rehearsed with besides."""
-    depot = Depot.objects.create()
-    Parcel.objects.bulk_create([Parcel(depot=depot, priority=place) for place in range(3)])
-    handled: list[tuple[str, int]] = []
-    reports: list[Any] = []
-
-    def other(row: Parcel) -> None:
-        handled.append(("other", row.priority))
-
-    def handle(row: Parcel) -> None:
-        handled.append(("first", row.priority))
-        if row.priority == 1:
-            replace()
-            alone = batch_processor(pending=pending, done={"sent": True})(other)
-            reports.append(alone(using="other", filter=Q(pk=row.pk)))
-
-    report = batch_processor(pending=pending, done={"sent": True})(handle)()
-    [others] = reports
-    assert handled == [("first", 0), ("first", 1), ("other", 1), ("first", 2)]
-    assert_run(others, processed=1)
-    assert_run(report, processed=2, failed=1)
-    [failure] = report.failures
-    assert isinstance(failure.error, TransactionLost)
-    assert not Parcel.objects.filter(sent=False).exists()
-
-
 def flips_by_itself(row: Parcel) -> None:
     Parcel.objects.filter(pk=row.pk).update(sent=True)
 
 
+FLIPS: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "computed": {"done": {"sent": True, "note": lambda: "x"}},
+    "the handler's own": {"done": None},
+    "spanning": {"pending": Parcel.objects.exclude(scans__ok=True).filter(sent=False)},
+}
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("done", [{"sent": True}, {"sent": True, "note": lambda: "x"}, None])
-@pytest.mark.parametrize("replace", REPLACES.values(), ids=REPLACES)
+@pytest.mark.parametrize("options", FLIPS.values(), ids=FLIPS)
+@pytest.mark.parametrize("replace", [*ENDS.values(), *REPLACES.values()], ids=[*ENDS, *REPLACES])
 def test_a_replaced_transaction_gets_no_flip(
-    replace: Callable[[], Any], done: Any, batch_size: int
+    replace: Callable[[], Any], options: dict[str, Any], batch_size: int
 ) -> None:
     parcels(3)
     calls: list[int] = []
+    is_own = options == {"done": None}
 
     def handle(row: Parcel) -> None:
         calls.append(row.priority)
-        if done is None:
+        if is_own:
             flips_by_itself(row)
         if row.priority == 1:
             replace()
 
-    report = run(handle, done=done, batch_size=batch_size)
+    report = processor(handle, batch_size=batch_size, **options)()
     # What a handler flipped in its code and another one committed is stale when it is redone.
     assert report.processed + report.stale == 2
     assert_run(report, processed=report.processed, failed=1, stale=report.stale)
     assert isinstance(report.failures[0].error, TransactionLost)
     assert calls.count(1) <= 2  # with others in its batch, once more alone
-    if done is not None:
+    if not is_own:
         left = Parcel.objects.filter(sent=False).values_list("priority", flat=True)
         assert list(left) == [1]
     assert not connection.in_atomic_block
-
-
-@pytest.mark.parametrize("replace", REPLACES.values(), ids=REPLACES)
-def test_a_replaced_transaction_counts_one_attempt(replace: Callable[[], Any]) -> None:
-    the.errands(3)
-
-    def handle(row: Errand) -> None:
-        if row.place == 1:
-            replace()
-
-    report = the.transactional(handle, retry=Retry(backoff=60))()
-    assert_run(report, processed=2, failed=1, to_retry=1)
-    assert isinstance(report.failures[0].error, TransactionLost)
-    rows = Errand.objects.order_by("place").values_list("done", "attempts")
-    assert list(rows) == [(True, 0), (False, 1), (True, 0)]
 
 
 ENDS_LATE: dict[str, dict[str, Any]] = {
@@ -215,7 +143,7 @@ def test_a_flip_whose_values_end_the_transaction_is_not_written(
         ends_it[:] = [end] if row.priority == 1 else []
 
     try:
-        report = run(handle, **options)
+        report = processor(handle, **options)()
     finally:
         ends_it.clear()
     assert_run(report, processed=2, failed=1)

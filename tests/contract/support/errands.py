@@ -66,6 +66,12 @@ def retry(**options: Any) -> Retry:
     return Retry(**{"max_attempts": 3, "backoff": 0, "jitter": 0, **options})
 
 
+def retried(make: Make, **options: Any) -> dict[str, Any]:
+    """Return the options with which processors of a kind try a row again."""
+    reset = {"reset": {"claimed": False}} if make is at_most_once else {}
+    return {"retry": retry(**options), **reset}
+
+
 def proven(processor: BatchProcessor[Errand]) -> BatchProcessor[Errand]:
     """Have one row settled, after which others start together."""
     first = Errand.objects.create(place=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
@@ -53,10 +53,6 @@ def grouped(delivery: str, handler: Callable[..., Any], **options: Any) -> Batch
 def in_order(delivery: str, handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
     """Make a processor that keeps the order of each place."""
     return grouped(delivery, handler, in_order=True, **options)
-
-
-def keys(rows: Sequence[Errand]) -> list[int]:
-    return [row.pk for row in rows]
 
 
 @contextmanager

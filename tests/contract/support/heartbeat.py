@@ -27,7 +27,6 @@ class Beat:
 
     came: Event = field(default_factory=Event)
     go: Event = field(default_factory=Event)
-    sent: list[str] = field(default_factory=list)
 
     def await_it(self) -> None:
         wait(self.came, "a heartbeat")
@@ -61,25 +60,32 @@ def held_beat(
     """Hold the first heartbeat statement that ``where`` recognises, once ``first`` was called."""
     beat = Beat()
 
+    def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        if where(sql) and not beat.came.is_set():
+            first(args[-1]["connection"])
+            beat.came.set()
+            wait(beat.go)
+        return execute(sql, *args)
+
+    with beats_through(wrapper):
+        try:
+            yield beat
+        finally:
+            beat.go.set()
+
+
+@contextmanager
+def beats_through(wrapper: Callable[..., Any]) -> Iterator[None]:
+    """Let the statements of heartbeats go through a wrapper of Django's."""
+
     def watch(connection: Any, **_: Any) -> None:
-        if not current_thread().name.endswith(": leases"):
-            return
-
-        def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-            beat.sent.append(sql)
-            if where(sql) and not beat.came.is_set():
-                first(connection)
-                beat.came.set()
-                wait(beat.go)
-            return execute(sql, *args)
-
-        connection.execute_wrappers.append(wrapper)
+        if current_thread().name.endswith(": leases"):
+            connection.execute_wrappers.append(wrapper)
 
     connection_created.connect(watch)
     try:
-        yield beat
+        yield
     finally:
-        beat.go.set()
         connection_created.disconnect(watch)
 
 
