@@ -35,18 +35,14 @@ def claimed(minutes: float = 10) -> Errand:
 
 
 @contextmanager
-def another_session(statement: str, *values: int, name: str = "") -> Iterator[None]:
-    """Execute a statement in a transaction of another session, which is open in the block.
-
-    ``name``: its application_name.
-    """
+def another_session(statement: str) -> Iterator[None]:
+    """Execute a statement in a transaction of another session, which is open in the block."""
     other = connection.copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT set_config('application_name', %s, false)", [name])
             # A command that waits without a limit ends, and the test fails.
             cursor.execute("SET idle_in_transaction_session_timeout = '60s'; BEGIN")
-            cursor.execute(statement, values or None)
+            cursor.execute(statement)
             yield
     finally:
         other.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from io import StringIO
 from pathlib import Path
@@ -15,18 +14,9 @@ from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.insights import status
 from dcl_processor.pending import steady
 from tests.contract.support.clocks import HOUR, Clock
-from tests.edge.manage import (
-    Install,
-    Manage,
-    besides_lifecycle,
-    command,
-    processors,
-    shown_on_a_terminal,
-    started,
-)
+from tests.edge.manage import Install, Manage, command, processors, shown_on_a_terminal, started
 from tests.edge.watchers import parcels, unsent
 from tests.gates import at_gate
 from tests.models import Errand, Parcel
@@ -66,25 +56,6 @@ def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
         "CommandError: 1 row failed.",
     ]
     assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [broken]
-
-
-def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
-    faulty: None, manage: Manage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No row is to blame, and the log that has the traceback may go nowhere."""
-    monkeypatch.setenv("MAILBOX", str(tmp_path / "mailbox"))
-    parcels("", "")
-    done = manage("run", "faulty.post", "--json")
-    sentence = "expected the resource to open, got ConnectionRefusedError: closed today."
-    assert done.code == 1
-    assert done.err.splitlines() == [
-        f"faulty.post: {sentence}",
-        "CommandError: faulty.post did not run to the end.",
-    ]
-    report = json.loads(done.out)
-    assert (report["ok"], report["stopped"], report["failed"]) == (False, "failures", 0)
-    assert report["error"] == sentence
-    assert len(unsent()) == 2
 
 
 # --- several processors
@@ -183,17 +154,6 @@ def test_a_usage_error_ends_with_exit_code_2(
     assert len(unsent()) == 1
 
 
-def test_call_command_raises_what_the_command_line_would_print(installed: None) -> None:
-    for wrong, words in (
-        ({"limit": -1}, "expected limit to be a whole number of rows from 0, got -1"),
-        ({"using": "nowhere"}, "expected using to be one of the databases"),
-    ):
-        err = StringIO()
-        with pytest.raises(CommandError):
-            call_command("processors", "run", "warehouse.deliver", stderr=err, **wrong)
-        assert words in err.getvalue()
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_concurrency_reaches_each_copy(gate: Path, workers: str) -> None:
     """Four in one process meet, and stay until four have met in each."""
@@ -254,25 +214,6 @@ def test_list_shows_every_processor_with_its_pending_rows(manage: Manage) -> Non
     assert any(line.startswith("      0       -     -  idle     warehouse.fetch") for line in lines)
 
 
-def test_list_counts_up_to_a_limit(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    parcels("", "", "")
-    monkeypatch.setattr(status, "MOST", 2)
-    assert "     2+       -     -  waiting  warehouse.deliver " in manage("list").out
-    found = {each["name"]: each for each in json.loads(manage("list", "--json").out)}
-    assert found["warehouse.deliver"]["pending"] == {"value": 2, "how": "more than"}
-    assert found["warehouse.deliver"]["state"] == "waiting"
-
-
-def test_list_says_what_cannot_be_counted_and_counts_the_rest(faulty: None, manage: Manage) -> None:
-    parcels("")
-    done = manage("list")
-    assert done.code == 3
-    lines = [line.split() for line in done.out.splitlines()]
-    assert ["?", "-", "?", "?", "faulty.haunt"] in [line[:5] for line in lines]
-    assert ["1", "-", "-", "waiting", "warehouse.deliver"] in [line[:5] for line in lines]
-    assert done.err.count("faulty.haunt: could not be found out: the database") == 1
-
-
 # --- on a terminal
 
 
@@ -294,22 +235,6 @@ def test_on_a_terminal_a_line_counts_the_rows_until_the_report_takes_its_place()
 
 
 # --- signals
-
-
-def test_the_first_signal_lets_the_row_at_hand_finish(gate: Path) -> None:
-    first, _, _ = parcels("gate", "", "")
-    with started("run", "--all", "--json", GATE=str(gate)) as process:
-        at_gate(gate)
-        process.send_signal(signal.SIGTERM)
-        at_gate(gate, "stopping")
-        (gate / "open").touch()
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, besides_lifecycle(err)) == (0, "")
-    # What comes after it in the list is not started.
-    *_, report = [json.loads(line) for line in out.splitlines()]
-    assert (report["name"], report["processed"]) == ("warehouse.deliver", 1)
-    assert report["stopped"] == "signal"
-    assert list(Parcel.objects.filter(sent=True).values_list("pk", flat=True)) == [first]
 
 
 def test_in_a_thread_it_runs_without_handlers(installed: None) -> None:

@@ -6,12 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
-from tests.edge.manage import Install, Manage, execute
+from tests.edge.manage import Manage, execute
 from tests.edge.watchers import parcels as made
-from tests.edge.watchers import unsent
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -49,31 +46,6 @@ def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
 # --- ``manage.py processors run --dry-run``, and what the command says of a refused backlog
 
 
-CAREFUL = """
-@batch_processor(
-    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, max_pending=2
-)
-def send(parcel): ...
-"""
-REFUSED = (
-    "expected at most max_pending=2 pending rows in a run without limit, got more; pass limit=… "
-    "(--limit) to handle some of them first, or raise max_pending."
-)
-
-
-def test_it_says_in_one_line_what_a_run_would_do_and_does_nothing(manage: Manage) -> None:
-    first, second = made("broken", "broken")
-    with CaptureQueriesContext(connection) as queries:
-        done = manage("run", "warehouse.deliver", "--dry-run")
-    assert (done.code, done.err) == (0, "")
-    assert done.out == (
-        f"warehouse.deliver: dry run: would try 2 of 2 pending rows, first {first}, {second}; "
-        f"the flip takes row {first} out of pending\n"
-    )
-    assert not any(query["sql"].startswith("COMMIT") for query in queries)
-    assert len(unsent()) == 2
-
-
 def test_json_is_one_document_for_each(manage: Manage) -> None:
     (row,) = made("")
     done = manage("run", "warehouse.deliver", "warehouse.fetch", "--dry-run", "--json")
@@ -91,24 +63,3 @@ def test_json_is_one_document_for_each(manage: Manage) -> None:
         "refused": "",
     }
     assert (fetch["name"], fetch["pending"], fetch["first"]) == ("warehouse.fetch", 0, [])
-
-
-def test_a_run_that_refuses_says_how_many_wait_and_how_to_go_on(
-    manage: Manage, install: Install
-) -> None:
-    install("careful", CAREFUL)
-    made("", "", "")
-    done = manage("run", "careful.send")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines() == [
-        f"careful.send: {REFUSED}",
-        "CommandError: careful.send did not run to the end.",
-    ]
-    assert len(unsent()) == 3
-    dry = manage("run", "careful.send", "--dry-run", "--json")
-    assert (dry.code, dry.err) == (1, done.err)
-    refused = json.loads(dry.out)
-    assert (refused["name"], refused["ok"], refused["error"]) == ("careful.send", False, REFUSED)
-    assert manage("run", "careful.send", "--dry-run", "--limit", "2").code == 0
-    assert manage("run", "careful.send", "--limit", "2").out.startswith("careful.send: 2 processed")
-    assert manage("run", "careful.send").out.startswith("careful.send: 1 processed")

@@ -16,11 +16,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import alive
-from dcl_processor.engine import calls
-from dcl_processor.engine.calls import Limited
-from dcl_processor.pending import steady
-from dcl_processor.workers import health
-from dcl_processor.workers.health import Health, Notifier, end_if_a_handler_hangs
+from dcl_processor.workers.health import Health, Notifier
 from tests.edge.manage import Manage, python
 from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.gates import at_gate
@@ -140,15 +136,6 @@ def test_the_exit_codes_of_the_probe(file: Path) -> None:
     assert probe().returncode == 2
 
 
-def test_a_file_from_the_future_is_old(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The clock was set back, and nothing has been written since."""
-    file.touch()
-    later = time.time() + 3_600
-    os.utime(file, (later, later))
-    assert alive.main([str(file)]) == 1
-    assert capsys.readouterr().out.startswith("not alive: written ")
-
-
 # --- systemd
 
 
@@ -176,17 +163,6 @@ def test_its_variables_are_removed(manager: socket.socket) -> None:
     assert found == {"A": "b"}
     notifier.send("READY=1", "STOPPING=1")
     assert received(manager) == ["READY=1", "STOPPING=1"]
-
-
-def test_an_address_may_be_abstract() -> None:
-    name = f"dcl-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(f"\0{name}")
-        listening.settimeout(PATIENCE)
-        notifier = Notifier.taken_from({"NOTIFY_SOCKET": f"@{name}"})
-        assert notifier is not None
-        notifier.send("READY=1")
-        assert listening.recv(100) == b"READY=1"
 
 
 def test_without_systemd_nothing_is_sent_and_a_lost_one_costs_nothing(tmp_path: Path) -> None:
@@ -228,18 +204,3 @@ def test_a_service_is_ready_although_its_database_cannot_be_reached(
         assert trouble["processor"] == DELIVER
         assert trouble["error"].startswith("the database reported: ")
         assert watcher.end()[0] == 0
-
-
-# --- a handler that hangs
-
-
-def test_the_call_that_began_first_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be what keeps the others on its event loop from their end."""
-    ended: list[Limited] = []
-    monkeypatch.setattr(health, "end", ended.append)
-    now, limit = steady.monotonic(), 60.0
-    ages = (limit + health.GRACE + 2, limit + health.GRACE + 9, limit + health.GRACE - 9)
-    younger, oldest, in_time = (Limited("shop.send", [17], now - age, limit) for age in ages)
-    monkeypatch.setattr(calls, "limited", {younger, oldest, in_time})
-    end_if_a_handler_hangs()
-    assert ended == [oldest, younger]

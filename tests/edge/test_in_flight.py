@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.engine.poison import WIDTH, Notes
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import processors, started
@@ -24,7 +23,6 @@ from tests.waiting import PATIENCE
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
-DIED = rf"{DELIVER}: row {{}} was at work when its process died; it is handled last, and alone"
 
 
 @pytest.fixture(autouse=True)
@@ -37,27 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def unsent() -> list[int]:
     return list(Parcel.objects.filter(sent=False).order_by("pk").values_list("pk", flat=True))
-
-
-@pytest.mark.parametrize(("note", "code"), [("exit at once", 9), ("kill", -9)])
-def test_a_row_that_kills_its_process_costs_the_others_nothing(
-    folder: Path, tmp_path: Path, note: str, code: int
-) -> None:
-    rows = Parcel.objects.bulk_create(Parcel(note=note if n == 2 else "") for n in range(200))
-    deadly = rows[2].pk
-    first = processors("run", DELIVER, AUDIT=str(tmp_path / "audit"))
-    assert (first.returncode, len(unsent())) == (code, 198)
-    second = processors("run", DELIVER, AUDIT=str(tmp_path / "audit"))
-    assert (second.returncode, unsent()) == (code, [deadly])
-    assert re.fullmatch(DIED.format(deadly), second.stderr.strip())
-    assert len((tmp_path / "audit").read_text().splitlines()) == 199 + 2
-    # However often it dies, there is one note; and none once the row has been handled.
-    assert len(list(folder.iterdir())) == 1
-    Parcel.objects.filter(pk=deadly).update(note="")
-    last = processors("run", DELIVER)
-    assert (last.returncode, unsent()) == (0, [])
-    assert re.fullmatch(DIED.format(deadly), last.stderr.strip())
-    assert list(folder.iterdir()) == []
 
 
 def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:
@@ -126,21 +103,6 @@ def test_a_suspect_holds_no_other_row_of_its_key_unless_in_order(
     assert (unsent(), list(folder.iterdir())) == ([], [])
 
 
-def test_a_death_is_reported_until_its_row_has_been_handled(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = parcels("", "")
-    processor = deliver()
-    left_by_the_dead(processor, rows[0])
-    processor(limit=1)
-    assert unsent() == [rows[0]]
-    processor()
-    processor()
-    said = [each for each in caplog.records if each.name == "dcl_processor.operations"]
-    assert [each.levelname for each in said] == ["ERROR", "ERROR"]
-    assert all(f"row {rows[0]} was at work when" in each.getMessage() for each in said)
-
-
 def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:
     rows = parcels(*[""] * 3)
     noted: list[str] = []
@@ -163,16 +125,6 @@ def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> Non
 
     assert_run(deliver(handle, batch_size=300)(), processed=300)
     assert noted == [str(pk) for pk in rows]
-
-
-def test_marked_rows_are_not_noted(folder: Path) -> None:
-    """Their lease, or their claim, names them."""
-    parcels("")
-    delivery, lease = Delivery.AT_LEAST_ONCE, Lease(60)
-    processor = deliver(lambda row: seen.append(folder.exists()), delivery=delivery, lease=lease)
-    seen: list[bool] = []
-    assert_run(processor(), processed=1)
-    assert seen == [False]
 
 
 def test_where_there_can_be_no_folder_a_run_does_without(folder: Path) -> None:

@@ -15,7 +15,7 @@ from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
 from tests.waiting import until
-from tests.warehouse.processors import deliver, weigh
+from tests.warehouse.processors import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,14 +80,6 @@ def test_a_burst_makes_one_run(installed: None) -> None:
             )
         until(lambda: listener.poll() == {"deliver"}, "the notifications")
         assert listener.poll() == set()
-
-
-def test_only_who_is_meant_is_woken(installed: None) -> None:
-    names = {notify.channel(each.name): each.name for each in (deliver, weigh)}
-    with closing(Listener("default", names)) as listener:
-        listener.poll()
-        weigh.wake()
-        until(lambda: listener.poll() == {weigh.name}, "the notification")
 
 
 def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher) -> None:

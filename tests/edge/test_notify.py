@@ -114,15 +114,6 @@ def test_a_notify_that_fails_is_logged_and_fails_nobody(
     assert heard() == ["dcl_processor.depot.send"]
 
 
-def test_it_wakes_where_the_rows_are_written() -> None:
-    assert notify.alias(send) == "default"
-    assert notify.alias(send, "other") == "other"
-    elsewhere = batch_processor(
-        pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, using="other"
-    )(lambda parcel: None)
-    assert notify.alias(elsewhere) == "other"
-
-
 def test_a_channel_fits_postgresql_and_stays_that_processors_own() -> None:
     assert notify.channel("shop.send") == "dcl_processor.shop.send"
     names = ["x" * 49, "x" * 50, "x" * 51, "ü" * 50, "ü" * 50 + "x"]

@@ -7,13 +7,10 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dcl_processor import batch_processor
-from dcl_processor.engine import limits
-from dcl_processor.exceptions import InvalidOption
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import Install, Manage, besides_lifecycle, processors, started
 from tests.edge.watchers import parcels, unsent
@@ -76,15 +73,29 @@ def test_a_run_that_cannot_be_made_is_a_json_object() -> None:
 # --- a processors.py that cannot be imported
 
 
-def test_one_broken_module_takes_out_its_own_app_alone(manage: Manage, install: Install) -> None:
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import post.processors.more", "ModuleNotFoundError: No module named 'post.processors.mo"),
+        ("raise SystemExit('no')", "SystemExit: no ("),
+        ("if:", "SyntaxError: invalid syntax"),
+        ("batch_processor(pending=Parcel.objects.all(), doen={})(print)", "has no option 'doen'"),
+    ],
+)
+def test_one_broken_module_takes_out_its_own_app_alone(
+    manage: Manage, install: Install, line: str, words: str
+) -> None:
     parcels("")
-    install("post", "1 / 0")
+    install("post", line)
     done = manage("run", "--all")
     assert done.code == 3
     assert len(unsent()) == 0
     said, summary = done.err.splitlines()
-    assert said.startswith("expected post.processors to be imported, got ZeroDivisionError: ")
-    assert said.endswith("/post/processors.py, line 3); its processors are left out.")
+    assert said.startswith("expected post.processors to be imported, got ")
+    assert words in said
+    assert "processors.py, line 3)" in said
+    assert said.endswith("; its processors are left out.")
     assert summary == "CommandError: the processors of post cannot be imported."
     assert manage("run", DELIVER).code == 0
     listed = manage("list")
@@ -148,17 +159,3 @@ def test_what_strangers_wrote_forges_no_line_and_commands_no_terminal(manage: Ma
     assert "no send: row 1 failed\\x1b[2J\\x1b]0;title\\x07\\u202e end" in done.err
     assert not set("\x1b\x07\u202e\u2028") & set(done.err)
     assert len(done.err.splitlines()) == 1
-
-
-# --- ceilings
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"concurrency": 100_000}, {"concurrency": limits.MOST_THREADS + 1}, {"wait_for_locked": 1e12}],
-    ids=str,
-)
-def test_numbers_beyond_reason_are_refused(parameters: dict[str, Any]) -> None:
-    processor = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
-    with pytest.raises(InvalidOption, match=r"expected (concurrency|wait_for_locked) to be"):
-        processor(lambda row: None)(**parameters)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
-from dcl_processor import alive
 from tests.edge.manage import python
-from tests.edge.test_health import wait_until_written_again
 from tests.edge.watchers import watching
 from tests.servers.stoppable import FAST, IMMEDIATE, Server, started
 from tests.waiting import until
@@ -85,21 +82,3 @@ def test_it_says_so_once_and_goes_on(parcels: Parcels, how: signal.Signals) -> N
         code, _, err = watcher.end()
     assert code == 0
     assert err == ""
-
-
-def test_a_lost_server_makes_no_worker_a_dead_one(parcels: Parcels, tmp_path: Path) -> None:
-    """A restart would not help: the health file is written again and again."""
-    file = tmp_path / "health.json"
-    arguments = ("warehouse.deliver", "--watch", "0.2", "--workers", "2")
-    parcels.add()
-    with watching(*arguments, "--health-file", str(file), DATABASE_URL=parcels.url) as watcher:
-        watcher.says("warehouse.deliver: 1 processed in ")
-        parcels.server.stop(IMMEDIATE)
-        watcher.says(GONE, err=True)
-        for _ in range(6):
-            wait_until_written_again(file)
-        until(lambda: alive.main([str(file), "--max-age", "2"]) == 0, "a fresh file")
-        parcels.server.start()
-        parcels.add()
-        parcels.wait_until_sent()
-        assert watcher.end()[0] == 0

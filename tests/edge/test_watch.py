@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from django.db import connection as db
+from django.test.utils import CaptureQueriesContext
 
 from dcl_processor.pending import steady
 from dcl_processor.workers import watch as watch_module
@@ -40,17 +42,6 @@ def test_it_finds_rows_that_come_later_and_is_silent_in_between() -> None:
         assert watcher.end() == (0, "", "")
 
 
-def test_a_row_that_fails_is_told_and_ends_nothing() -> None:
-    (broken,) = parcels("broken")
-    with watching(DELIVER, "--watch", "0.2") as watcher:
-        watcher.says(f"{DELIVER}: row {broken} failed: ValueError: no address", err=True)
-        watcher.says(f"{DELIVER}: 1 failed in ")
-        parcels("")
-        wait_until_sent(broken)
-        code, _, _ = watcher.end()
-    assert code == 0
-
-
 def test_in_json_each_run_is_a_line() -> None:
     parcels("", "")
     with watching(DELIVER, "--watch", "0.2", "--json", "--limit", "1") as watcher:
@@ -60,9 +51,9 @@ def test_in_json_each_run_is_a_line() -> None:
 
 
 def test_several_take_turns() -> None:
-    """One whose runs stop at their limit does not keep others from theirs."""
+    """One whose runs stop at their limit goes on at once, and does not keep others from theirs."""
     parcels(*[""] * 20)
-    with watching(WEIGH, DELIVER, "--watch", "0.2", "--limit", "1") as watcher:
+    with watching(WEIGH, DELIVER, "--watch", SELDOM, "--limit", "1") as watcher:
         said = [watcher.says("warehouse.").partition(":")[0] for _ in range(8)]
         assert watcher.end()[0] == 0
     assert {said.count(DELIVER), said.count(WEIGH)} == {4}
@@ -95,28 +86,6 @@ def test_i10_the_row_at_hand_is_finished(gate: Path, workers: str) -> None:
     assert watcher.about_itself == ["SIGTERM: finishing the rows at hand"]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_it_ends_after_its_time(workers: str) -> None:
-    began = time.monotonic()
-    arguments = (DELIVER, "--watch", SELDOM, "--timeout", "1", "--workers", workers)
-    with watching(*arguments) as watcher:
-        assert watcher.end(None) == (0, "", "")
-    assert time.monotonic() - began >= 1  # and no more than the PATIENCE of end()
-
-
-# --- what is refused
-
-
-def test_what_can_never_run_is_not_waited_for(faulty: None, manage: Manage) -> None:
-    """No row and no restart of a server fixes an option."""
-    name = "faulty.slice_off"
-    done = manage("run", name, "--watch")
-    assert done.code == 1
-    sentence, end = done.err.splitlines()
-    assert sentence.startswith(f"{name}: expected pending to be a queryset")
-    assert end == f"CommandError: {name} did not run to the end."
-
-
 # --- troubles
 
 
@@ -144,16 +113,34 @@ def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(tmp_p
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Let the waits of a watch pass at once."""
+    """Let the waits of a watch pass at once; see that no connection is kept meanwhile."""
     clock = Clock()
 
     def wait(_: list[object], seconds: float) -> list[object]:
+        assert db.connection is None, "CONN_MAX_AGE is over"
         clock.passed += seconds
         return []
 
     monkeypatch.setattr(steady, "monotonic", clock.monotonic)
     monkeypatch.setattr(watch_module, "connection", SimpleNamespace(wait=wait))
     return clock
+
+
+def test_while_nothing_is_pending_each_look_is_one_select(manage: Manage, clock: Clock) -> None:
+    with CaptureQueriesContext(db) as sent:
+        assert manage("run", DELIVER, "--watch", "60", "--timeout", "600") == (0, "", "")
+    assert 10 <= len(sent) <= 14  # a part of each wait is random
+    assert all(each["sql"].startswith("SELECT ") for each in sent)
+
+
+def test_rows_that_fail_are_tried_again_after_the_interval(manage: Manage, clock: Clock) -> None:
+    """And not at once, although another row was handled; they do not end the watch."""
+    broken, _ = parcels("broken", "")
+    done = manage("run", DELIVER, "--watch", "60", "--timeout", "600")
+    said = f"{DELIVER}: row {broken} failed: ValueError: no address"
+    assert (done.code, {*done.err.splitlines()}) == (0, {said})
+    assert 10 <= len(done.err.splitlines()) <= 14
+    assert done.out.startswith(f"{DELIVER}: 1 processed, 1 failed in ")
 
 
 TROUBLED = """

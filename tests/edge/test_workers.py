@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
-from dcl_processor.workers.stopping import Stop, polite_stop
+from dcl_processor.workers.stopping import polite_stop
 from tests.edge.manage import processors, python, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
 from tests.gates import at_gate
@@ -93,23 +92,6 @@ def test_workers_handle_each_row_once_and_each_has_a_report(audit: Path) -> None
     said = ", ".join(f"worker {number} with 1" for number in sorted(codes))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"CommandError: ended with an exit code: {said}."
-
-
-def test_every_worker_gets_a_row_and_has_the_limit(gate: Path, audit: Path) -> None:
-    """Each waits with the row that it has, so that the others have to take other ones."""
-    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(9))
-    arguments = ("run", DELIVER, "--workers", "2", "--limit", "2")
-    with started(*arguments, GATE=str(gate)) as process:
-        workers = at_gate(gate, handlers=2)
-        (gate / "open").touch()
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (0, "")
-    own = r"{}: 2 processed(, \d skipped)? in [\d.]+ s; stopped by limit \(worker {}\)"
-    lines = sorted(out.splitlines(), key=lambda line: line[-2])
-    for line, number in zip(lines, (1, 2), strict=True):
-        assert re.fullmatch(own.format(DELIVER, number), line)
-    assert {pid for _, pid in handled(audit)} == {*workers}
-    assert len(unsent()) == 5
 
 
 def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path) -> None:
@@ -213,16 +195,6 @@ def test_a_signal_ignored_by_whoever_started_us_stays_ignored(interrupts: None) 
         signal.raise_signal(signal.SIGTERM)
         assert stop.is_set()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def test_a_wait_ends_when_a_signal_comes_in_the_middle_of_it() -> None:
-    """Which would never end with a plain event, whose lock is held by the wait."""
-    with polite_stop(str) as stop:
-        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGTERM])
-        timer.start()
-        assert stop.wait()
-        timer.join()
-    assert Stop().wait(0.01) is False
 
 
 # --- workers of a watch: one that dies is started again, and costs the others nothing

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dcl_processor import Lease, Retry, batch_processor
-from tests.gates import wait_at_gate
 from tests.models import Errand, Parcel
 from tests.warehouse.processors import audit
 
@@ -60,16 +59,6 @@ def wait_in_c() -> None:
     ctypes.CDLL(None).pause()
 
 
-def leave_a_child() -> None:
-    if os.fork() == 0:
-        # The test waits for the end of these; the child keeps the pipe to the supervisor.
-        os.close(1)
-        os.close(2)
-        time.sleep(20)
-        os._exit(0)
-    catch_everything()
-
-
 def die_and_leave_a_child() -> None:
     if (left := os.fork()) == 0:
         time.sleep(60)  # with the pipe to the supervisor
@@ -104,9 +93,6 @@ HOW: dict[str, Callable[[], object]] = {
     "catches everything": catch_everything,
     "waits in C without signals": wait_in_c,
     "keeps the GIL": lambda: ctypes.PyDLL(None).sleep(600),
-    "leaves a child": leave_a_child,
     "dies and leaves a child": die_and_leave_a_child,
-    "fails": lambda: 1 / 0,
-    "gate": wait_at_gate,
     "": lambda: None,
 }

@@ -12,9 +12,7 @@ from django.db.models import QuerySet
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.gates import wait_at_gate
 from tests.models import Errand, Parcel
-from tests.waiting import PATIENCE, Barrier
-
-three_at_once = Barrier(3)
+from tests.waiting import PATIENCE
 
 
 # These have a name, because tests import them where the app is not installed.
@@ -31,10 +29,6 @@ def deliver(parcel: Parcel) -> None:
             raise ValueError("no\naddress")
         case "gate":
             wait_at_gate()
-        case "meet":
-            three_at_once.wait()
-        case "print":
-            print(f"at the door of {parcel.pk}")
     audit(parcel)
     end(parcel.note)
 
