@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,14 +14,12 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
-from dcl_processor import batch_processor
+from dcl_processor import batch_processor, ledger
 from dcl_processor.admin_page import acting
 from dcl_processor.operator import actions, registry
 from dcl_processor.sql.session import Session
-from sample_app.shop.models import Cart, Payment
-from sample_app.shop.processors import capture_payments, expire_carts
+from sample_app.shop.models import Payment
 from tests.admin_page.conftest import MakePayments, grant, post
 from tests.models import Voucher
 
@@ -116,6 +114,9 @@ def test_each_row_has_an_entry_in_the_log(operator: Client, refused: list[Paymen
     entries = LogEntry.objects.order_by("pk")
     assert [each.object_id for each in entries] == [str(each.pk) for each in refused[3:]]
     assert {str(each) for each in entries.values_list("user__username", flat=True)} == {"operator"}
+    assert [(each.action, each.by) for each in ledger.history()] == [
+        ("requeue", "operator in the admin")
+    ]
     history = operator.get(reverse("admin:shop_payment_history", args=[refused[3].pk]))
     assert "Put back (given up, Refused)." in history.content.decode()
 
@@ -140,16 +141,6 @@ def test_a_doubt_is_resolved_with_the_values_that_the_flip_needs(
     assert Payment.objects.get(pk=doubtful[0].pk).charge_id == "ch_17"
 
 
-def test_rows_that_may_be_at_work_are_left_with_the_reason(
-    operator: Client, doubtful: list[Payment]
-) -> None:
-    Payment.objects.filter(pk=doubtful[0].pk).update(capturing_since=timezone.now())
-    keys = [str(each.pk) for each in doubtful]
-    asked = post(operator, ACT, action="requeue", state="rows", pk=keys)
-    assert button(asked) == "Put back 1 row"
-    assert "a worker may be at work" in asked.content.decode()
-
-
 @pytest.mark.parametrize(
     "sent",
     [
@@ -168,37 +159,6 @@ def test_a_forged_form_does_nothing(
     assert not LogEntry.objects.exists()
     page = operator.get(response.headers["Location"]).content.decode()
     assert "Expected" in page
-
-
-def test_an_action_that_the_processor_does_not_have_is_not_offered(operator: Client) -> None:
-    grant("operator", "change_cart")
-    assert acting.offered(capture_payments) == {
-        "requeue": False,
-        "mark_done": False,
-        "discard": False,
-    }
-    assert acting.offered(expire_carts) == {"mark_done": False, "discard": True}
-
-    address = "/admin/dcl_admin/processor/shop.expire_5Fcarts/act/"
-    response = post(operator, address, action="requeue", state="given_up")
-    assert response.status_code == 302
-
-
-def test_values_are_demanded_where_the_processor_has_none(
-    operator: Client, payments: MakePayments
-) -> None:
-    grant("operator", "change_cart")
-    customer = payments(1)[0].order.customer
-    old = timezone.now() - timedelta(days=90)
-    cart = Cart.objects.create(customer=customer, pieces=1, touched_at=old)
-    address = "/admin/dcl_admin/processor/shop.expire_5Fcarts/act/"
-    asked = post(operator, address, action="discard", state="rows", pk=str(cart.pk))
-    again = post(operator, address, **confirmed(asked))
-    assert "Expected values" in again.content.decode()
-    done = post(operator, address, **confirmed(asked, values="expired=True"))
-
-    assert done.status_code == 302
-    assert Cart.objects.get().expired
 
 
 def test_a_project_with_atomic_requests_gets_a_commit_for_each_chunk(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,31 +229,6 @@ def test_an_operator_puts_failed_rows_back_by_keyboard(
     browser.do(confirm)
     assert Payment.objects.filter(state=State.DUE).count() == 3
     assert Payment.objects.filter(state=State.REFUSED).count() == 2
-
-
-def test_an_operator_resolves_doubts(
-    browser: Browser, log_in: Callable[..., Page], doubtful: list[Payment]
-) -> None:
-    page = log_in("operator")
-    button = partial(page.get_by_role, "button")
-    browser.do(page.goto, DETAIL)
-
-    def resolve(row: Payment, action: str, label: str, values: str, said: str) -> None:
-        page.get_by_label(f"Row {row.pk}", exact=True).check()
-        button(name=f"{action} ticked rows, or all: in doubt").click()
-        if values:
-            page.get_by_label("Values to write").fill(values)
-        button(name=label).click()
-        expect(page.get_by_text(said)).to_be_visible()
-
-    done, back = doubtful
-    values = "state=captured\ncharge_id=ch_17"
-    browser.do(resolve, done, "Mark as done…", "Mark as done 1 row", values, "1 row marked as done")
-    browser.do(resolve, back, "Put back…", "Put back 1 row", "", "1 row put back into pending")
-    found = Payment.objects.order_by("pk").values_list("state", "charge_id")
-    assert [*found] == [(State.CAPTURED, "ch_17"), (State.DUE, "")]
-    done_by = [(each.action, each.by) for each in ledger.history(NAME)]
-    assert ("mark-done", "operator in the admin") in done_by
 
 
 def test_a_pause_is_shown(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor.admin_page import acting, views
+from dcl_processor.admin_page import views
 from dcl_processor.operator import registry
 from sample_app.shop.models import Cart, Order, Payment
-from sample_app.shop.processors import expire_carts, send_shipped_emails
+from sample_app.shop.processors import expire_carts
 from tests.admin_page.conftest import NAME, MakePayments
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,14 +44,6 @@ def test_seeing_the_pages_runs_nothing(
         assert client.get(address).status_code == 200
     client.post(f"{INDEX}{name}/act/", {"action": "discard", "state": "rows", "pk": cart.pk})
     assert not Cart.objects.get().expired
-    assert not Order.objects.get().shipped_email_sent
-
-
-def test_a_template_that_shows_a_processor_does_not_run_it(payments: MakePayments) -> None:
-    payments(1)
-    context = Context({"it": send_shipped_emails, "all": registry.processors()})
-    template = "{{ it.name }}{% for name, each in all.items %}{{ each }}{% endfor %}"
-    assert "shop.send_shipped_emails" in Template(template).render(context)
     assert not Order.objects.get().shipped_email_sent
 
 
@@ -146,20 +136,3 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
 
 def test_there_is_no_page_of_a_processor_that_is_not_known(viewer: Client) -> None:
     assert viewer.get(detail("shop.none")).status_code == 404
-
-
-# --- the page on the admin has the names and the limits of the code
-
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "admin.md"
-
-
-def rows(heading: str) -> list[list[str]]:
-    text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1].split("\n#", 1)[0]
-    table = [line for line in text.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
-
-
-def test_the_permissions_are_listed() -> None:
-    listed = [line[0] for line in rows("Permissions")]
-    assert listed == [acting.VIEW, acting.OPERATE, "the model's `change"]
