@@ -1,31 +1,21 @@
-"""Order files, a mail server, and an empty database for commands run as processes."""
+"""Order files, and an empty database for commands run as processes."""
 
 from __future__ import annotations
 
 import io
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from django.core.management import call_command
-from django.test import override_settings
 
-from dcl_processor import Lease
 from sample_app.embedded import database_url
-from sample_app.mail_settings import smtp_settings
-from sample_app.shop import payment_gateway, warehouse
-from sample_app.shop.demo import payment_stub, warehouse_stub
-from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.demo.workers import MANAGE_PY
 from sample_app.shop.orders_csv import COLUMNS
-from sample_app.shop.packing import pack_orders
-from sample_app.shop.processors import capture_payments, push_to_warehouse
 from tests.servers.scratch import connect, scratch
 from tests.waiting import PATIENCE
 
@@ -58,9 +48,9 @@ def order_line(number: object, **changes: object) -> str:
 def write_orders(tmp_path: Path) -> WriteOrders:
     """Write an order file of these lines; give its path."""
 
-    def write(*lines: str, header: str = ",".join(COLUMNS)) -> Path:
+    def write(*lines: str) -> Path:
         path = tmp_path / "orders.csv"
-        path.write_text("\n".join((header, *lines)) + "\n", encoding="utf-8")
+        path.write_text("\n".join((",".join(COLUMNS), *lines)) + "\n", encoding="utf-8")
         return path
 
     return write
@@ -70,13 +60,13 @@ def write_orders(tmp_path: Path) -> WriteOrders:
 def load_orders(write_orders: WriteOrders) -> LoadOrders:
     """Load orders of these numbers, with a payment and an invoice each."""
 
-    def load(*numbers: int, unshipped: Sequence[int] = (), invent_lines: bool = False) -> None:
+    def load(*numbers: int, unshipped: Sequence[int] = ()) -> None:
         lines = (
             order_line(number, **({"shipped_date": ""} if number in unshipped else {}))
             for number in numbers
         )
         path = write_orders(*lines)
-        call_command("load_orders", str(path), invent_lines=invent_lines, stdout=io.StringIO())
+        call_command("load_orders", str(path), stdout=io.StringIO())
 
     return load
 
@@ -94,40 +84,6 @@ def order_file(write_orders: WriteOrders) -> Path:
             for index in range(ORDERS)
         )
     )
-
-
-@pytest.fixture(autouse=True)
-def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the shop wait for an answer, and for its next attempt, longer than a machine may stop.
-
-    Who is not to answer at all stays silent until the stub is closed.
-    """
-    for room in (payment_gateway, warehouse):
-        monkeypatch.setattr(room, "ANSWER_WITHIN", PATIENCE)
-    for stub in (payment_stub, warehouse_stub):
-        monkeypatch.setattr(stub, "TOO_SLOW", PATIENCE)
-    pauses = {payment_stub.Mood.CHARGED_IN_SILENCE: PATIENCE}
-    monkeypatch.setattr(payment_stub, "PAUSES", payment_stub.PAUSES | pauses)
-    for processor in (capture_payments, push_to_warehouse, pack_orders):
-        assert processor.retry
-        monkeypatch.setattr(processor, "retry", replace(processor.retry, backoff=PATIENCE))
-    for leased in (push_to_warehouse, pack_orders):
-        monkeypatch.setattr(leased, "lease", Lease(600))
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """Give a port that refuses, and that no other program can get: bound, and not listened at."""
-    with socket.socket() as bound:
-        bound.bind((HOST, 0))
-        yield bound.getsockname()[1]
-
-
-@pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    """Run a real SMTP server, and have Django send its mail there."""
-    with Mailbox() as box, override_settings(**smtp_settings(HOST, box.port)):
-        yield box
 
 
 @pytest.fixture
@@ -148,7 +104,7 @@ def start(empty_database: str, tmp_path: Path) -> Iterator[Start]:
         database = {
             "DJANGO_SETTINGS_MODULE": "sample_app.settings",
             "DATABASE_URL": empty_database,
-            # As for this process, see no_hurry().
+            # A machine may stop for longer than the shop waits for an answer.
             "WAREHOUSE_ANSWER_WITHIN": str(PATIENCE),
         }
         process = subprocess.Popen(

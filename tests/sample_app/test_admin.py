@@ -9,8 +9,8 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from sample_app.shop.models import Customer, Order
-from tests.sample_app.conftest import ORDERS, SHIPPED, Start, WriteOrders, ended, order_line
+from sample_app.shop.models import Order
+from tests.sample_app.conftest import Start, WriteOrders, ended, order_line
 
 pytestmark = pytest.mark.django_db
 
@@ -21,20 +21,6 @@ def test_lists_and_forms_load_without_any_rows(admin_client: Client, model: str)
     assert admin_client.get(f"/admin/shop/{model}/add/").status_code == 200
 
 
-def test_pages_show_the_orders(admin_client: Client, order_file: Path) -> None:
-    call_command("load_orders", str(order_file), "--invent-lines")
-    order = Order.objects.select_related("customer").get(number=10248)
-
-    index = admin_client.get("/admin/shop/order/?shipped_email_sent__exact=0").content.decode()
-    found = admin_client.get("/admin/shop/order/?q=10248").content.decode()
-    page = admin_client.get(f"/admin/shop/order/{order.pk}/change/").content.decode()
-
-    assert "830 orders" in index
-    assert "1 result" in found
-    assert order.customer.company in found
-    assert all(line.product in page for line in order.lines.all())
-
-
 # --- manage.py load_orders: the good lines get in, however bad the others are
 
 
@@ -43,22 +29,6 @@ def load(path: Path, *options: str) -> tuple[str, list[str]]:
     output, errors = StringIO(), StringIO()
     call_command("load_orders", str(path), *options, stdout=output, stderr=errors)
     return output.getvalue().strip(), errors.getvalue().splitlines()
-
-
-def test_loads_a_whole_file_and_nothing_of_it_again(order_file: Path) -> None:
-    closing, complaints = load(order_file)
-
-    assert (closing, complaints) == ("Orders: 830 loaded, 0 already there, 0 bad lines skipped", [])
-    assert Order.objects.count() == ORDERS
-    assert Order.objects.filter(shipped_at__isnull=False).count() == SHIPPED
-    assert Customer.objects.count() == 89
-    assert not Order.objects.filter(shipped_email_sent=True).exists()
-    before = (list(Order.objects.values()), list(Customer.objects.values()))
-
-    closing, complaints = load(order_file)
-
-    assert (closing, complaints) == ("Orders: 0 loaded, 830 already there, 0 bad lines skipped", [])
-    assert (list(Order.objects.values()), list(Customer.objects.values())) == before
 
 
 def test_reports_bad_lines_by_number_and_keeps_the_others(write_orders: WriteOrders) -> None:
@@ -95,21 +65,10 @@ def test_reports_bad_lines_by_number_and_keeps_the_others(write_orders: WriteOrd
             {"DATABASE_URL": "postgres://nobody@127.0.0.1:1/none"},
             "Expected a database that answers",
         ),
-        (
-            ["demo"],
-            {"DATABASE_URL": "postgres://nobody@127.0.0.1:1/none"},
-            "Expected a database that answers",
-        ),
-        (
-            ["demo", "--orders", "none.csv"],
-            {},
-            "Expected a file that can be read, got none.csv: No such file or directory.",
-        ),
+        (["demo", "--orders", "none.csv"], {}, "Expected a file that can be read, got none.csv: "),
         (["demo"], {"EMAIL_URL": "pigeon://roof"}, "The settings are not usable: "),
         (["demo"], {"EMAIL_URL": "", "EMAIL_HOST": "h", "EMAIL_PORT": "x"}, "EMAIL_PORT, got"),
-        (["demo"], {"DATABASE_URL": "oracle"}, "got one that begins with 'oracle'"),
         (["demo"], {"DATABASE_URL": "sqlite"}, "got one that begins with 'sqlite'"),
-        (["demo"], {"DATABASE_URL": "postgres://h:port/n"}, "got one that cannot be read"),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence(
@@ -120,6 +79,3 @@ def test_what_a_user_can_mend_is_one_sentence(
     assert code == 1
     [line] = errors.splitlines()
     assert complaint in line
-
-
-# --- what the environment says about the mail, as Django's settings

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sample_app.shop.demo.invented_orders import FIRST_NUMBER
 from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
+from tests.edge.conftest import interrupts  # noqa: F401  # a fixture
 from tests.sample_app.conftest import ORDERS, SHIPPED, LookAtOrders, Start, ended
 from tests.servers.scratch import connect
 from tests.waiting import PATIENCE, until
@@ -112,15 +112,7 @@ def numbers(line: str) -> list[int]:
     return [int(number.replace(",", "")) for number in re.findall(r"[0-9][0-9,]*", line)]
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let processes started here take SIGINT even where this one ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_the_copies_too(start: Start, empty_database: str) -> None:
     demo = start("demo")
     assert demo.stdout is not None

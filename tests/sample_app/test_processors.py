@@ -1,4 +1,4 @@
-"""The shop's mails and notes, at real work."""
+"""The shop's notes, carts and invoices, at real work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import call_command
-from django.test import override_settings
 from django.utils import timezone
 
-from sample_app.mail_settings import smtp_settings
-from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import (
     Cart,
     Customer,
@@ -20,47 +17,8 @@ from sample_app.shop.models import (
     PrintedPage,
     StockReturn,
 )
-from sample_app.shop.processors import (
-    CART_KEPT,
-    expire_carts,
-    note_overdue_orders,
-    print_invoices,
-    send_shipped_emails,
-)
+from sample_app.shop.processors import CART_KEPT, expire_carts, note_overdue_orders, print_invoices
 from tests.sample_app.conftest import LoadOrders, WriteOrders, order_line
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_mail_that_fails_leaves_its_order_due_and_the_others_sent(
-    write_orders: WriteOrders, mailbox: Mailbox
-) -> None:
-    call_command("load_orders", str(write_orders(*(order_line(n) for n in (7, 8, 9)))))
-    eighth = Order.objects.get(number=8)
-    eighth.customer = Customer.objects.create(
-        code="BAD", company="Nowhere", email="two@example.com\nlines"
-    )
-    eighth.save()
-
-    report = send_shipped_emails()
-
-    assert (report.processed, report.failed) == (2, 1)
-    assert [mail.order_number for mail in mailbox.mails] == [7, 9]
-    # It is not known what state the failure left the first in.
-    assert mailbox.sessions == 2
-    assert [order.number for order in send_shipped_emails.pending()] == [8]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_mail_server_that_is_gone_ends_the_run_and_charges_no_order(
-    write_orders: WriteOrders, closed_port: int
-) -> None:
-    call_command("load_orders", str(write_orders(*(order_line(n) for n in (7, 8, 9)))))
-
-    with override_settings(**smtp_settings(HOST, closed_port)):
-        report = send_shipped_emails()
-
-    assert (report.stopped, report.processed, report.failed) == ("failures", 0, 0)
-    assert send_shipped_emails.pending().count() == 3
 
 
 @pytest.mark.django_db(transaction=True)
@@ -84,9 +42,6 @@ def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
     assert note.order.number == 1
     assert note.text == f"Was due on {today - timedelta(days=1)}, and has not shipped."
     assert list(Order.objects.filter(overdue_noted=True)) == [note.order]
-
-
-# --- what a line of an order file may look like, and what is said of one that does not
 
 
 # --- carts: each forgotten one expires once, a hundred to a transaction
