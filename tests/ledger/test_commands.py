@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from django.db import connection, transaction
 from django.test import override_settings
 
 from dcl_processor import ledger
 from dcl_processor.ledger.models import Record
-from dcl_processor.management import acting
 from dcl_processor.options.worker import this_user, worker_name
-from tests.contract.support import errands as the
 from tests.edge.conftest import _notes, gate, manage  # noqa: F401  # fixtures
 from tests.edge.manage import Manage, Ran, started
 from tests.edge.watchers import parcels
@@ -54,49 +49,6 @@ def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # t
     assert (document["stopped"], document["ok"], document["processed"]) == ("paused", True, 0)
     assert manage("resume", DELIVER).out == f"{DELIVER}: not paused\n"
     assert manage("run", DELIVER).out.startswith(f"{DELIVER}: 2 processed")
-
-
-def test_all_processors_are_paused_and_resumed_by_one_command(
-    manage: Manage,  # noqa: F811
-) -> None:
-    manage("pause", DELIVER, "--reason", "its own")
-    done = manage("pause", "--all")
-    assert f"{FETCH}: all processors are paused since " in done.out
-    lines = manage("resume", "--all").out.splitlines()
-    assert f"{FETCH}: not paused" in lines
-    assert any(line.startswith(f"{DELIVER}: paused since ") for line in lines)
-    found = {each["name"]: each for each in json.loads(manage("resume", "--all", "--json").out)}
-    assert [found[name]["pause"] is None for name in (DELIVER, FETCH)] == [False, True]
-
-
-@contextmanager
-def locked() -> Iterator[None]:
-    """Keep the records locked by another session."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def forgotten() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"LOCK TABLE {Record._meta.db_table}")
-            held.set()
-            the.wait(go_on)
-
-    with the.meanwhile(forgotten):
-        the.wait(held)
-        try:
-            yield
-        finally:
-            go_on.set()
-
-
-def test_history_does_not_wait_without_end_for_a_table_that_another_session_has_locked(
-    manage: Manage,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(acting, "READ_WITHIN", 0.2)
-    with locked():
-        done = manage("history", DELIVER)
-    assert (done.code, done.out) == (3, "")
-    assert "statement timeout" in done.err
 
 
 def test_without_the_ledger_the_actions_say_what_is_missing(

@@ -157,11 +157,6 @@ def test_a_ledger_that_stops_to_answer_leaves_the_last_known_state(
         assert_run(processor()(), processed=left, stopped=stopped)
 
 
-def test_a_pause_needs_a_time_to_come() -> None:
-    with pytest.raises(InvalidOption, match="expected until to be a number of seconds above 0"):
-        ledger.pause(NAME, until=0)
-
-
 @pytest.mark.parametrize("use_tz", [True, False])
 @pytest.mark.parametrize("zone", [None, UTC])
 def test_a_pause_until_a_time_that_is_over_is_refused(use_tz: bool, zone: Any) -> None:

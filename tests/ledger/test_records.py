@@ -12,7 +12,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import ledger
-from dcl_processor.exceptions import TooManyPending
 from dcl_processor.ledger import run
 from dcl_processor.ledger.models import Record
 from dcl_processor.options.worker import this_user, worker_name
@@ -101,15 +100,6 @@ def test_a_run_that_is_interrupted_is_recorded_with_its_error() -> None:
     assert found.counts == {"processed": 1}
 
 
-def test_a_run_that_is_refused_its_backlog_is_recorded() -> None:
-    the.errands(2)
-    with pytest.raises(TooManyPending):
-        processor(max_pending=1)()
-    [found] = ledger.history(NAME)
-    assert found.error.startswith("TooManyPending: ")
-    assert (found.rows, found.counts) == (0, {})
-
-
 def test_an_empty_run_and_a_paused_one_record_nothing() -> None:
     assert_run(processor()())
     the.errands(1)
@@ -135,18 +125,6 @@ def test_runs_that_follow_each_other_in_a_process_share_a_record(
     assert [each.rows for each in ledger.history(NAME)] == [1, 3]
 
 
-def test_a_record_that_was_deleted_meanwhile_is_written_again() -> None:
-    the.errands(2)
-
-    def handle(row: Errand) -> None:
-        if row.place == 0:
-            the.elsewhere(Record.objects.all().delete)
-
-    processor(handle, the.transactional if HAS_ROW_LOCKS else the.at_least_once)()
-    [found] = ledger.history(NAME)
-    assert found.counts == {"processed": 2}
-
-
 def test_what_an_operator_has_done_is_recorded() -> None:
     ledger.record(NAME, "requeue", by="anna@shop1", rows=2, keys="7, 8")
     ledger.record(processor(), "discard", rows=1, keys="1", reason="spam" * 1_000, error="no")
@@ -163,12 +141,6 @@ def test_an_action_that_cannot_be_recorded_is_a_log_line(
     monkeypatch.setattr(Record._meta, "db_table", "no_such_table")
     ledger.record(NAME, "requeue", rows=1)
     assert f"{NAME}: the ledger has no record of this requeue: " in caplog.text
-
-
-def test_the_rate_is_that_of_all_machines_in_the_last_ten_minutes() -> None:
-    ran(began=100, ended=50, rows=300)
-    ran(began=90, ended=0, rows=200)
-    assert ledger.state(NAME).rate == pytest.approx(5.0, rel=0.05)
 
 
 def test_the_states_of_many_processors_take_two_questions() -> None:
