@@ -43,21 +43,13 @@ class Cluster:
 
     def effects(self) -> Counter[int]:
         """Count what cannot be taken back, by row."""
-        return Counter(int(pk) for (pk,) in self._lines("audit"))
-
-    def runs(self) -> list[tuple[int, str]]:
-        """Return the runs that have ended: rows processed, and what ended the run."""
-        return [(int(processed), stopped) for processed, stopped in self._lines("runs")]
+        return Counter(map(int, (self.folder / "audit").read_text().split()))
 
     def clear(self) -> None:
         for path in self.gate.iterdir():
             path.unlink()
-        for name in ("audit", "runs"):
-            (self.folder / name).write_text("")
+        (self.folder / "audit").write_text("")
         self.app.control.purge()
-
-    def _lines(self, name: str) -> list[list[str]]:
-        return [line.split() for line in (self.folder / name).read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +62,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (folder / "gate").mkdir()
     with redis() as url:
         app.conf.broker_url = app.conf.result_backend = url
-        variables = {
-            "REDIS_URL": url,
-            "GATE": str(folder / "gate"),
-            "AUDIT": str(folder / "audit"),
-            "RUNS": str(folder / "runs"),
-        }
+        variables = {"REDIS_URL": url, "GATE": str(folder / "gate"), "AUDIT": str(folder / "audit")}
         cluster = Cluster(app, folder, variables)
         yield cluster
         for result in cluster.sent:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.cluster.conftest import Cluster, done, first_waits, got, told_to_stop, untouched, work
@@ -66,31 +64,12 @@ def test_i10_a_revocation_ends_the_run_after_the_row_at_hand(
     result.revoke(terminate=True)
     told_to_stop(cluster)
     cluster.open_gate()
-    until(lambda: (1, "signal") in cluster.runs(), "the end of the run")
     again = cluster.app.AsyncResult
     until(lambda: again(result.id).state == "SUCCESS", "the report, in place of REVOKED")
     assert got(again(result.id))["stopped"] == "signal"
     only_the_first_is_done(cluster, rows)
     the_rest_follows(cluster, rows)
     assert one.pool() == pool
-
-
-def test_i10_the_second_sigterm_rolls_the_row_back(cluster: Cluster, one: Started) -> None:
-    rows = first_waits()
-    result = cluster.send()
-    (process,) = at_gate(cluster.gate)
-    result.revoke(terminate=True)
-    told_to_stop(cluster)
-    # Celery knows the task no more, and would not pass another revocation on.
-    os.kill(process, signal.SIGTERM)
-    until(lambda: not psutil.pid_exists(process), "the end of the pool's process")
-    assert done() == set()
-    assert work() == Counter()
-    cluster.open_gate()
-    # What was outside the transaction is repeated.
-    assert got(cluster.send())["processed"] == len(rows)
-    assert work() == Counter(rows)
-    assert cluster.effects() == Counter([*rows, rows[0]])
 
 
 def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster: Cluster) -> None:

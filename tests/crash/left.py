@@ -67,14 +67,13 @@ def kill_at_each(
     *,
     all_rows: frozenset[int],
     fails: int | None = None,
-    act: Callable[[BatchProcessor[Any]], Any] = BatchProcessor.run,
 ) -> None:
-    """Kill a process that does ``act`` at each of its boundaries, and check what is left."""
+    """Kill a process at each of its boundaries, and check what is left."""
     processor = getattr(processors, name)
-    for at in tried(boundaries, f"killed in {act.__name__}, {name}"):
-        fresh(*all_rows, fails=fails, of=processor)
+    for at in tried(boundaries, f"killed in run, {name}"):
+        fresh(*all_rows, fails=fails)
         Path(audit).write_text("")
-        code, passed, result = victims.run(name, audit, all_rows, at, act=act)
+        code, passed, result = victims.run(name, audit, all_rows, at)
         try:
             assert code == -signal.SIGKILL
             left = Left.behind(all_rows, boundaries[: at[0] + 1])

@@ -25,16 +25,11 @@ from tests.waiting import wait
 class Cut:
     """The first message with these words, once it is armed, is the last one.
 
-    ``forwarded``: the server gets it, and its answer is lost; else it is lost itself. ``silent``:
-    it is lost, and until the end neither side learns of it, as if a machine had lost its network.
-    ``away``: so many clients find no server after that.
+    ``forwarded``: the server gets it, and its answer is lost; else it is lost itself.
     """
 
     words: bytes
     forwarded: bool
-    silent: bool = False
-    away: int = 0
-    over: threading.Event = field(default_factory=threading.Event)
     armed: threading.Event = field(default_factory=threading.Event)
     made: threading.Event = field(default_factory=threading.Event)
 
@@ -50,16 +45,9 @@ class Cut:
 
 
 @contextmanager
-def cut(
-    words: bytes,
-    *,
-    forwarded: bool = False,
-    silent: bool = False,
-    away: int = 0,
-    armed: bool = True,
-) -> Iterator[Cut]:
+def cut(words: bytes, *, forwarded: bool = False, armed: bool = True) -> Iterator[Cut]:
     """Put the alias "other" behind a wire that is cut where the words pass."""
-    plan = Cut(words, forwarded, silent, away)
+    plan = Cut(words, forwarded)
     if armed:
         plan.armed.set()
     with (
@@ -72,10 +60,7 @@ def cut(
         Path(folder).chmod(0o711)
         here.chmod(0o666)
         with carrying(listener, partial(_Cut, plan, server)), other(**changes):
-            try:
-                yield plan
-            finally:
-                plan.over.set()
+            yield plan
     assert plan.made.is_set(), f"{words!r} never passed"
 
 
@@ -98,9 +83,6 @@ class _Cut(Wire):
     """A wire that is cut by the plan."""
 
     def __init__(self, plan: Cut, server: Address, client: socket.socket) -> None:
-        if plan.made.is_set() and plan.away:
-            plan.away -= 1
-            raise ConnectionRefusedError
         super().__init__(client, server)
         self._plan = plan
         self._answer_is_lost = False
@@ -111,9 +93,7 @@ class _Cut(Wire):
     def asks(self, message: bytes) -> bool:
         if not message or not self._plan.is_here(message):
             return bool(message)
-        if self._plan.silent:
-            self._plan.over.wait()
-        elif self._plan.forwarded:
+        if self._plan.forwarded:
             self._answer_is_lost = True
         else:
             # The session has ended, and let go of its locks, before the client hears of it: who

@@ -11,7 +11,6 @@ from typing import Any
 
 from django.db import transaction
 
-from dcl_processor import BatchProcessor
 from dcl_processor.pending.clock import DatabaseNow
 from tests.crash.processors import FAILS, PLAIN
 from tests.models import Depot, Errand, Parcel
@@ -22,11 +21,8 @@ FOURTH = 7_000_004
 
 
 @transaction.atomic
-def fresh(*pks: int, fails: int | None = None, of: BatchProcessor[Any] | None = None) -> None:
-    """Have these errands, and none that were there before, nor a note of them.
-
-    ``of``: the processor whose rows they are, if these are no errands.
-    """
+def fresh(*pks: int, fails: int | None = None) -> None:
+    """Have these errands, and none that were there before, nor a note of them."""
     for note in Path(tempfile.gettempdir()).glob("dcl_processor-*/*"):
         note.unlink()
     Errand.objects.all().delete()

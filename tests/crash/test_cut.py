@@ -34,15 +34,12 @@ def _two_rows(audit: str) -> None:
 KNOWS = connection.vendor == "postgresql"
 
 
-def run_and_lose_the_first_commit(
-    processor: BatchProcessor[Errand], forwarded: bool, away: int = 0
-) -> None:
+def run_and_lose_the_first_commit(processor: BatchProcessor[Errand], forwarded: bool) -> None:
     """See that the run goes on with a new connection, and reports what became of the row."""
     # Nothing is noted in a row whose commit was made.
     retried = int(processor.retry is not None and not forwarded)
-    with cut(b"COMMIT", forwarded=forwarded, away=away) as plan:
+    with cut(b"COMMIT", forwarded=forwarded):
         report = processor(using="other")
-    assert plan.away == 0
     if forwarded and KNOWS:
         assert_run(report, processed=2)
         return
@@ -69,12 +66,6 @@ def test_transactional_the_next_run_asks_again(forwarded: bool) -> None:
     assert those(lambda row: row.done) == {FIRST, SECOND}
     assert work() == BOTH
     assert effects() == BOTH + Counter([] if forwarded else [FIRST])
-
-
-def test_transactional_a_server_that_restarts_is_asked_when_it_is_back(forwarded: bool) -> None:
-    run_and_lose_the_first_commit(processors.transactional, forwarded, away=5)
-    assert those(lambda row: row.done) == ({FIRST, SECOND} if forwarded else {SECOND})
-    assert effects() == BOTH
 
 
 def test_transactional_a_row_that_turns_out_to_be_done_is_charged_no_attempt(

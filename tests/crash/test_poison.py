@@ -10,8 +10,6 @@ from functools import partial
 import pytest
 from django.db import connection
 
-from dcl_processor import Report, batch_processor
-from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
 from tests.crash import processors, victims
 from tests.crash.audit import effects
@@ -77,8 +75,7 @@ def test_transactional_it_kills_every_run_after_the_others_are_done(
     audit: str, name: str, place: int, ended: int
 ) -> None:
     """Nothing can count a kill that is rolled back; the note of the row puts it last."""
-    processor = getattr(processors, name)
-    fresh(*ROWS, of=processor)
+    fresh(*ROWS)
     set_place(SECOND, place)
     # A batch is rolled back as a whole, and it is not known which of its rows were handled.
     first = set() if "batch" in name else {FIRST}
@@ -155,15 +152,6 @@ def test_at_least_once_without_retry_it_kills_every_run_after_the_others_are_don
     assert those(lambda row: row.done) == set(four)
 
 
-def test_at_most_once_it_kills_one_run_and_is_in_doubt(audit: str) -> None:
-    set_place(SECOND, KILLS)
-    codes = [victims.run("claim", audit)[0] for _ in range(3)]
-    assert codes == [KILLED, 0, 0]
-    assert those(lambda row: row.done) == {FIRST, THIRD}
-    assert [row.pk for row in processors.claim.in_doubt(older_than=0)] == [SECOND]
-    assert effects() == Counter(ROWS)
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_i9_at_least_once_a_kill_while_a_lease_is_renewed(audit: str, when: str) -> None:
     set_place(FIRST, HANGS)
@@ -177,30 +165,3 @@ def test_i9_at_least_once_a_kill_while_a_lease_is_renewed(audit: str, when: str)
     assert those(lambda row: row.done and row.leased_until is None) == set(ROWS)
     assert rows()[FIRST].attempts == 0  # a success clears them
     assert effects() == Counter([*ROWS, FIRST])
-
-
-# On SQLite the other run waits for the whole file.
-if connection.features.has_select_for_update:
-
-    def test_a_row_at_work_in_a_process_that_lives_is_no_poison(
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """A lock tells it, and not a number: in a container each process may have the same."""
-        fresh(*ROWS)
-        reports: list[Report] = []
-        seen: list[list[int]] = [[], []]
-
-        def handle(row: Errand, number: int) -> None:
-            seen[number].append(row.pk)
-            if number == 0 and len(seen[0]) == 1:
-                reports.append(elsewhere(lambda: run(1)))
-
-        def run(number: int) -> Report:
-            rows = Errand.objects.filter(done=False).order_by("pk")
-            made = batch_processor(name="tests.two", pending=rows, done={"done": True})
-            return made(lambda row: handle(row, number))(wait_for_locked=0)
-
-        reports.append(run(0))
-        assert seen == [[FIRST], [SECOND, THIRD]]
-        assert [each.processed for each in reports] == [2, 1]
-        assert "was at work when its process died" not in caplog.text

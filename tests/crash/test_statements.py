@@ -18,7 +18,7 @@ from django.db import connection
 from dcl_processor import BatchProcessor, Delivery
 from tests.contract.support.reports import assert_run
 from tests.crash import left as behind
-from tests.crash import processors, victims
+from tests.crash import victims
 from tests.crash.audit import effects, effects_in_order
 from tests.crash.left import Left, rows_of
 from tests.crash.rows import FIRST, fresh, rows, state, those, time_passes, work
@@ -48,7 +48,7 @@ def boundaries_of(
     name: str, audit: str, all_rows: frozenset[int], fails: int | None = None
 ) -> list[Boundary]:
     """Run undisturbed, and return what is passed."""
-    fresh(*all_rows, fails=fails, of=getattr(processors, name))
+    fresh(*all_rows, fails=fails)
     Path(audit).write_text("")
     code, boundaries, report = victims.run(name, audit, all_rows)
     assert code == 0

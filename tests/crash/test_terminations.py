@@ -32,7 +32,7 @@ HANDLERS_OWN = "after INSERT INTO tests_parcel"
 
 def run(name: str, audit: str, at: tuple[int, str] | None = None) -> tuple[Trace, Report]:
     """Run on the alias "other", whose session ends at this boundary."""
-    fresh(*rows_of(name), of=getattr(processors, name))
+    fresh(*rows_of(name))
     Path(audit).write_text("")
     connections["other"].close()
     trace.current = Trace(

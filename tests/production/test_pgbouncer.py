@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import connections
 
-from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor import BatchProcessor
 from tests.contract.support import errands as the
-from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
 from tests.databases import other
@@ -38,74 +37,43 @@ def pooled(request: pytest.FixtureRequest) -> Iterator[str]:
         yield "other"
 
 
-def processors() -> Iterator[BatchProcessor[Errand]]:
-    pending = Errand.objects.filter(done=False)
-    done: dict[str, Any] = {"pending": pending, "done": {"done": True, "claimed": False}}
-    yield batch_processor(**done)(lambda row: None)
-    yield batch_processor(**done, batch_size=10)(lambda row: None)
-    yield batch_processor(
-        **{**done, "pending": pending.filter(claimed=False)},
-        claim={"claimed": True},
-        delivery=Delivery.AT_MOST_ONCE,
-    )(lambda row: None)
-    yield batch_processor(**done, lease=Lease(60), delivery=Delivery.AT_LEAST_ONCE)(
-        lambda row: None
-    )
-
-
 def test_every_delivery_runs_through_it(pooled: str) -> None:
-    for processor in processors():
-        Errand.objects.bulk_create(Errand() for _ in range(20))
-        report = processor.run(using=pooled)
-        assert_run(report, processed=20)
-        assert not Errand.objects.filter(done=False).exists()
-        Errand.objects.all().delete()
+    for make in (the.transactional, the.at_most_once, the.at_least_once):
+        for size in (1, 10):
+            the.errands(20)
+            assert_run(make(the.ignore, batch_size=size)(using=pooled), processed=20)
+            assert not Errand.objects.filter(done=False).exists()
+            Errand.objects.all().delete()
 
 
 def test_max_in_flight_counts_rows_through_it_and_direct_ones(pooled: str) -> None:
-    Errand.objects.bulk_create(Errand() for _ in range(3))
-    pending = Errand.objects.filter(done=False)
-    options: dict[str, Any] = {"pending": pending, "done": {"done": True}, "max_in_flight": 1}
+    the.errands(3)
     others: list[Any] = []
+
+    def capped(handler: Any) -> BatchProcessor[Errand]:
+        return the.at_least_once(handler, name="shop.capped", max_in_flight=1)
 
     def handle(row: Errand) -> None:
         for using in (pooled, "default"):
-            run = partial(over(the.ignore).run, using=using, wait_for_locked=0)
-            others.append(elsewhere(run))
+            run = partial(capped(the.ignore).run, using=using, wait_for_locked=0)
+            others.append(the.elsewhere(run))
 
-    over = batch_processor(
-        name="shop.capped", delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60), **options
-    )
-    assert_run(over(handle).run(using=pooled, limit=1), processed=1, stopped="limit")
+    assert_run(capped(handle).run(using=pooled, limit=1), processed=1, stopped="limit")
     assert [report.stopped for report in others] == ["busy", "busy"]
-    assert_run(over(the.ignore).run(using="default"), processed=2)
-
-
-def test_the_options_of_a_connection_are_refused(pooled: str) -> None:
-    """Therefore keepalives are set for the role, and in PgBouncer's own configuration."""
-    options = {"options": "-c tcp_keepalives_idle=30"}
-    refused = pytest.raises(OperationalError, match="unsupported startup parameter: options")
-    with other(OPTIONS=options), refused:
-        connections[pooled].ensure_connection()
+    assert_run(capped(the.ignore).run(using="default"), processed=2)
 
 
 @contextmanager
 def pooled_and_cut(mode: str, *, forwarded: bool, before: bool) -> Iterator[None]:
     """Lose the first COMMIT: ``before`` PgBouncer has it, or between PgBouncer and the server."""
-    direct = connections["default"].settings_dict
-    if before:
-        with (
-            pgbouncer(direct, mode=mode) as settings,
-            other(HOST=settings["HOST"], PORT=settings["PORT"]),
-            cut(b"COMMIT", forwarded=forwarded),
-        ):
-            yield
-        return
-    with (
-        cut(b"COMMIT", forwarded=forwarded),
-        pgbouncer(connections["other"].settings_dict, mode=mode) as settings,
-        other(HOST=settings["HOST"], PORT=settings["PORT"]),
-    ):
+    with ExitStack() as stack:
+        if not before:
+            stack.enter_context(cut(b"COMMIT", forwarded=forwarded))
+        direct = connections["other"].settings_dict
+        settings = stack.enter_context(pgbouncer(direct, mode=mode))
+        stack.enter_context(other(HOST=settings["HOST"], PORT=settings["PORT"]))
+        if before:
+            stack.enter_context(cut(b"COMMIT", forwarded=forwarded))
         yield
 
 
@@ -115,18 +83,11 @@ def pooled_and_cut(mode: str, *, forwarded: bool, before: bool) -> Iterator[None
 def test_what_became_of_a_lost_commit_is_looked_up_through_it(
     mode: str, before: bool, forwarded: bool
 ) -> None:
-    alone, batch, *_ = processors()  # the claims of the others are one statement, without COMMIT
-    for processor in (alone, batch):
-        Errand.objects.bulk_create(Errand() for _ in range(3))
+    """A batch that was rolled back is redone row by row."""
+    for size, lost in ((1, int(not forwarded)), (10, 0)):
+        the.errands(3)
         with pooled_and_cut(mode, forwarded=forwarded, before=before):
-            report = processor.run(using="other")
-        lost = 0 if forwarded else 1
-        left = Errand.objects.filter(done=False).count()
-        if processor.batch_size == 1:
-            assert_run(report, processed=3 - lost, failed=lost)
-            assert left == lost
-        else:
-            # A batch that was rolled back is redone row by row.
-            assert_run(report, processed=3)
-            assert left == 0
+            report = the.transactional(the.ignore, batch_size=size)(using="other")
+        assert_run(report, processed=3 - lost, failed=lost)
+        assert Errand.objects.filter(done=False).count() == lost
         Errand.objects.all().delete()
