@@ -163,16 +163,6 @@ def test_the_pages_have_no_name_that_the_code_has_not() -> None:
         assert called <= known, page
 
 
-def test_the_names_that_one_writes_are_few() -> None:
-    """Options, what is called, imported, raised or connected to; not fields of a result."""
-    sent = {name for name, each in vars(signals).items() if isinstance(each, Signal)}
-    modules = sent | {*exceptions.__all__}
-    called = {name.rpartition(".")[2] for name in CALLABLES} | {*dcl_processor.__all__}
-    options = {"done", "failed", *Options.__annotations__}
-    written = called | options | modules | {"Reservation", "RetryColumns", "LeaseColumn"}
-    assert len(written) <= 100
-
-
 def test_every_delivery_is_listed() -> None:
     for each in Delivery:
         assert f"`{value_of(each)}` (`{each.value!r}`)" in section(PROCESSORS, "`Delivery`")

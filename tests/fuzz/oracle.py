@@ -32,23 +32,18 @@ class NotAskedError(Exception):
     """Django or the database refuses the queryset itself."""
 
 
-def everything(case: Case, using: str = "default") -> dict[Any, Columns]:
+def everything(case: Case) -> dict[Any, Columns]:
     """Return all columns of all rows, by key."""
     names = [field.attname for field in case.world.model._meta.concrete_fields]
-    return {
-        pk: dict(zip(names, values, strict=True)) for pk, *values in _values(case, using, names)
-    }
+    rows = case.rows().values_list("pk", *names)
+    return {pk: dict(zip(names, values, strict=True)) for pk, *values in rows}
 
 
-def _values(case: Case, using: str, names: list[str]) -> list[Any]:
-    return list(case.rows(using).values_list("pk", *names))
-
-
-def pending(case: Case, using: str = "default") -> set[Any]:
+def pending(case: Case) -> set[Any]:
     """Return the keys of the pending rows."""
     try:
-        with transaction.atomic(using=using):
-            rows = list(case.queryset().using(using))
+        with transaction.atomic():
+            rows = list(case.queryset().using("default"))
     except ERRORS as error:
         raise NotAskedError from error
     return {getattr(row, "pk", None) for row in rows}

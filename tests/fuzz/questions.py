@@ -22,6 +22,9 @@ def question(world: World, column: str, value: str) -> Text:
     )
 
 
+#: SQL by hand.
+RAW = st.just("Q(RawSQL('1 = %s', [1], output_field=BooleanField()))")
+
 #: Ends that have to be refused.
 REFUSED = (
     "[:3]",
@@ -82,7 +85,7 @@ def condition(world: World) -> Text:
     """Return one condition, of the row's own columns or of what is beside it."""
     columns = st.sampled_from(sorted({**world.own, **world.across}.items()))
     compared = columns.flatmap(lambda column: comparison(*column))
-    some = [compared, compared, between_columns(world), raw(world)]
+    some = [compared, compared, between_columns(world), RAW]
     if world.beside:
         some.append(st.sampled_from(world.beside).flatmap(existing))
     return st.one_of(*some)
@@ -132,11 +135,6 @@ def existing(beside: tuple[str, str, str, str]) -> Text:
     listed = f"{model}.objects.filter({column}={{}}).values({key!r})"
     way = st.sampled_from((f"Q(Exists({inner}))", f"Q(pk__in={listed})"))
     return st.builds(str.format, way, st.sampled_from(VALUES[kind]))
-
-
-def raw(world: World) -> Text:
-    """Return SQL by hand."""
-    return st.sampled_from(("Q(RawSQL('1 = %s', [1], output_field=BooleanField()))",))
 
 
 def annotated(world: World) -> Text:

@@ -11,7 +11,6 @@ from typing import Any
 from django.db import models
 from django.db.models import functions, lookups
 from django.db.models.expressions import RawSQL
-from django.utils.functional import SimpleLazyObject
 from django.utils.text import format_lazy
 from hypothesis import strategies as st
 
@@ -38,10 +37,9 @@ def mostly(usual: Text, *others: Text) -> Text:
 NAMES: Mapping[str, Any] = {
     **{name: getattr(models, name) for name in models.__all__},
     **{name: getattr(functions, name) for name in functions.__all__},
-    **{name: getattr(lookups, name) for name in ("Exact", "GreaterThan", "IsNull")},
+    **{name: getattr(lookups, name) for name in ("Exact", "GreaterThan")},
     **{name: value for name, value in vars(tables).items() if isinstance(value, type)},
     "RawSQL": RawSQL,
-    "Lazy": SimpleLazyObject,
     "lazily": lazily,
     "Decimal": Decimal,
     "date": date,
