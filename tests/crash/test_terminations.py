@@ -70,6 +70,7 @@ class Ended:
 
 def end_at_each(name: str, audit: str, check: Callable[[Ended], None]) -> None:
     """End the session at each boundary, and check what had happened until then."""
+    run(name, audit)  # the first one of a process tries the flips besides
     boundaries = run(name, audit)[0].boundaries
     for at in tried(boundaries, f"session ended, {name}"):
         number = at[0]
