@@ -116,7 +116,7 @@ def test_a_query_has_no_attribute_that_nobody_has_looked_at() -> None:
     found, known = attributes(sql.Query(Parcel)), {*LOOKED_AT.split(), *NOT_LOOKED_AT.split(), *new}
     assert found - known == set(), (
         "Django has given Query new attributes. Decide for each whether it can change which rows a "
-        "query returns; if so, is_own_table() or refuse() in candidates/question.py has to look at "
+        "query returns; if so, is_own_table() or refuse() in pending/question.py has to look at "
         "it. Then list it here."
     )
     assert known - found == set(), "Django has dropped these; see what became of their meaning."

@@ -290,6 +290,7 @@ class Messages(Session):
             return
         pks = [*claimed.rows]
         marking = Marking(question, Wanted(pks, len(pks)), mark, hides=hides, bare=True)
+        # Race: double claim. A mark that is not kept would let another worker take the row.
         asked = still_asked(question, pks, due=not hides)
         answers = self._send_mark([marking.statement, asked, COMMIT], pks, mark)
         self._leave()

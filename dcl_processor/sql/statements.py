@@ -72,8 +72,9 @@ def locked_question(question: Question[Any], wanted: Wanted) -> tuple[Statement,
 
 
 def locked_rows(question: Question[Any], pks: Sequence[Any]) -> tuple[Statement, Build]:
-    """Return the statement that locks the rows by their keys; it joins no table."""
+    """Return the statement that locks the rows by their keys."""
 
+    # Race: lock on joined rows. The statement joins no table.
     def narrow(condition: Q, _: Any) -> QuerySet[Any, Any]:
         return question.table.filter(condition).order_by().values_list("pk")
 

@@ -204,6 +204,16 @@ def test_the_map_names_each_folder() -> None:
     assert {*named} == {*folders} - {"contrib"} | {"dcl_processor"}
 
 
+def test_what_the_table_of_places_names_is_there() -> None:
+    places = CONTRIBUTING.partition("\nWhere is it?\n")[2].partition("\n`tests/")[0]
+    named = re.findall(r"`([\w/]+\.py)(?::(\w+))?`", places)
+    assert len(named) > 20
+    for path, name in named:
+        folder = CHECKOUT if path.startswith("tests/") else PACKAGE
+        text = (folder / path).read_text(encoding="utf-8")
+        assert re.search(rf"^ *(def |class |){name}\b", text, re.MULTILINE), (path, name)
+
+
 # --- words that made sentences hard to read, and were replaced by names and standard terms
 
 
