@@ -19,7 +19,16 @@ T, MOST, LEAST = Delivery.TRANSACTIONAL, Delivery.AT_MOST_ONCE, Delivery.AT_LEAS
 STAGES = (*ASKED, *WRITES)
 
 #: How rows are claimed and handled: by ten unless that is said.
-WAYS = ("one by one", "ten at once", "groups", "bulk", "async", "threads")
+WAYS = (
+    "one by one",
+    "ten at once",
+    "watched",
+    "two statements",
+    "groups",
+    "bulk",
+    "async",
+    "threads",
+)
 
 #: Rows of a cell, and the place of the row that is refused.
 ROWS, PLACES = 7, (0, 4)
@@ -110,7 +119,13 @@ WHY_NOT: dict[str, Callable[[Cell], bool]] = {
     "without a retry there is no column for it": lambda cell: (
         cell.stage == "record" and not cell.retries
     ),
+    "a function in the question makes two statements of each claim": lambda cell: (
+        cell.stage in ASKED and cell.way == "two statements"
+    ),
     "MariaDB locks no keys": lambda cell: cell.way == "groups" and connection.vendor == "mysql",
+    "the functions of SQLite raise no other error": lambda cell: (
+        cell.stage in ASKED and cell.is_about_the_row and connection.vendor == "sqlite"
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 from django.db import connection, connections
+from django.db.backends.signals import connection_created
 
 #: What an UPDATE writes at each stage.
 WRITES = {
@@ -68,15 +69,18 @@ ANSWERS: dict[str, str] = {
         "disk": _signalled("HY000", 1021),
         "lost": "KILL CONNECTION_ID()",
     },
+    "sqlite": {"trigger": "RAISE(ABORT, 'refused')", "cancel": "0"},
 }.get(connection.vendor, {})
 
 
 @contextmanager
 def injected(stage: str, answer: str, place: int, times: int | None) -> Iterator[None]:
     """Refuse the row so many times, or for good."""
+    _Count.asked = 0
     most = 10**9 if times is None else times
-    make = {"postgresql": _postgresql, "mysql": _mariadb}[connection.vendor]
+    make = {"postgresql": _postgresql, "mysql": _mariadb, "sqlite": _sqlite}[connection.vendor]
     with ExitStack() as stack:
+        stack.enter_context(_functions(stage, answer, place, most))
         for there, back in make(stage, ANSWERS[answer], place, most):
             stack.callback(_execute, back)
             _execute(there)
@@ -155,6 +159,57 @@ def _mariadb(stage: str, action: str, place: int, most: int) -> Iterator[tuple[s
         )
 
 
+def _sqlite(stage: str, action: str, place: int, most: int) -> Iterator[tuple[str, str]]:
+    if stage in WRITES:
+        yield (
+            (
+                "CREATE TRIGGER tests_refuse BEFORE UPDATE ON tests_errand "
+                f"WHEN NEW.place = {place} AND ({WRITES[stage]}) "
+                f"BEGIN SELECT CASE WHEN tests_fault() THEN {action} END; END"
+            ),
+            "DROP TRIGGER tests_refuse",
+        )
+
+
+class _Count:
+    """How often a fault was asked for where no statement can count it: SQLite."""
+
+    asked = 0
+
+
+@contextmanager
+def _functions(stage: str, answer: str, place: int, most: int) -> Iterator[None]:
+    """Let each connection to SQLite have the functions of the fault, which are Python's."""
+
+    def have(connection: Any, **_: Any) -> None:
+        driver = connection.connection
+
+        def fault() -> bool:
+            _Count.asked += 1
+            if answer == "cancel" and most >= _Count.asked:
+                driver.interrupt()
+            return _Count.asked <= most
+
+        def pending(it: int, done: int) -> bool:
+            if driver.in_transaction and it == place and bool(done) == (stage == "look"):
+                fault()
+            return not done
+
+        driver.create_function("tests_fault", 0, fault)
+        driver.create_function("tests_pending", 2, pending)
+
+    if connection.vendor != "sqlite":
+        yield
+        return
+    connections.close_all()
+    connection_created.connect(have)
+    try:
+        yield
+    finally:
+        connection_created.disconnect(have)
+        connections.close_all()
+
+
 #: How to read how often the fault was asked for.
 _ASKED = {
     "postgresql": "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tests_faults",
@@ -164,6 +219,8 @@ _ASKED = {
 
 def fired() -> int:
     """Return how often the fault was asked for."""
+    if connection.vendor not in _ASKED:
+        return _Count.asked
     found = _execute(_ASKED[connection.vendor])
     assert found is not None
     return int(found[0])
