@@ -64,10 +64,9 @@ def test_i10_the_row_at_hand_is_finished_and_the_others_are_free(gate: Path, nam
     assert {row.attempts for row in rows().values()} == {0}
 
 
-def kill_by_a_second_signal(gate: Path, name: str) -> None:
-    with started(
-        "run", f"crash.{name}", GATE=str(gate), DJANGO_SETTINGS_MODULE=SETTINGS
-    ) as process:
+def test_i10_at_most_once_the_second_signal_leaves_the_claimed_rows_in_doubt(gate: Path) -> None:
+    variables = {"GATE": str(gate), "DJANGO_SETTINGS_MODULE": SETTINGS}
+    with started("run", "crash.claim_batch", **variables) as process:
         at_gate(gate)
         process.send_signal(signal.SIGTERM)
         at_gate(gate, "stopping")
@@ -75,10 +74,6 @@ def kill_by_a_second_signal(gate: Path, name: str) -> None:
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, besides_lifecycle(err)) == (-signal.SIGTERM, "", "")
     assert effects() == Counter([FIRST])
-
-
-def test_i10_at_most_once_the_second_signal_leaves_the_claimed_rows_in_doubt(gate: Path) -> None:
-    kill_by_a_second_signal(gate, "claim_batch")
     assert marks() == {FIRST, SECOND}
     doubts = processors.claim_batch.in_doubt(older_than=0)
     assert {row.pk for row in doubts} == {FIRST, SECOND}

@@ -18,7 +18,6 @@ from dcl_processor.insights import doctor as insights
 from dcl_processor.insights.doctor import Level
 from tests.databases import other
 from tests.edge.manage import Install, Manage, execute
-from tests.edge.stuck import another_session
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -216,15 +215,6 @@ def test_each_finding_is_one_line(manage: Manage) -> None:
     assert {*levels} <= {str(level) for level in Level}
     assert len(levels) == 4
     assert done.err.endswith(" of 4 findings need attention.\n")
-
-
-def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> None:
-    parcels(3)
-    # As while a migration is at work on the table.
-    with another_session("LOCK TABLE tests_parcel IN ACCESS EXCLUSIVE MODE"):
-        done = manage("explain", DELIVER, "--timeout", "0.2")
-        assert (done.code, done.out) == (3, "")
-        assert "statement timeout" in done.err
 
 
 def test_nothing_is_locked_or_written(manage: Manage, role: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -16,17 +15,9 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 DELIVER = "warehouse.deliver"
 
 
-def parcels(number: int, **values: Any) -> None:
-    Parcel.objects.bulk_create(Parcel(**values) for _ in range(number))
-    analyze()
-
-
-def analyze() -> None:
-    execute("VACUUM ANALYZE tests_parcel")
-
-
 def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
-    parcels(2_000, sent=True)
+    Parcel.objects.bulk_create(Parcel(sent=True) for _ in range(2_000))
+    execute("VACUUM ANALYZE tests_parcel")
     done = manage("explain", DELIVER)
     assert (done.code, done.err) == (0, "")
     parts = [each.strip() for each in done.out.split("\n\n")]

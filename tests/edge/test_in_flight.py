@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.engine.poison import WIDTH, Notes
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import processors, started
-from tests.edge.watchers import parcels
+from tests.edge.watchers import parcels, unsent
 from tests.gates import at_gate
 from tests.models import Parcel
 from tests.waiting import PATIENCE
@@ -25,16 +26,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DELIVER = "warehouse.deliver"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have the notes in a folder of the test's own."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path / f"dcl_processor-{os.getuid()}"
-
-
-def unsent() -> list[int]:
-    return list(Parcel.objects.filter(sent=False).order_by("pk").values_list("pk", flat=True))
+@pytest.fixture
+def folder(_notes: None) -> Path:
+    """Return the folder of the notes."""
+    return Path(tempfile.gettempdir()) / f"dcl_processor-{os.getuid()}"
 
 
 def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:
@@ -100,7 +95,7 @@ def test_a_suspect_holds_no_other_row_of_its_key_unless_in_order(
         assert calls.index(rows[0]) >= 4
     else:
         assert calls[-1] == rows[0]
-    assert (unsent(), list(folder.iterdir())) == ([], [])
+    assert (unsent(), list(folder.iterdir())) == (set(), [])
 
 
 def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from dcl_processor.workers import notify
 from dcl_processor.workers.notify import Listener
 from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors
@@ -66,20 +65,6 @@ def test_wake_starts_the_handler_at_once(watcher: Watcher) -> None:
     """Each time, although the next look is in ten minutes."""
     for _ in range(25):
         wake_for_a_row()
-
-
-def test_a_burst_makes_one_run(installed: None) -> None:
-    with closing(Listener("default", {notify.channel(deliver.name): "deliver"})) as listener:
-        assert listener.poll() == {"deliver"}  # a new one knows nothing of what was before
-        assert listener.poll() == set()
-        with connection.cursor() as cursor:
-            # Of one transaction, so that they arrive together. A server sends equal ones once.
-            cursor.execute(
-                "SELECT pg_notify(%s, burst::text) FROM generate_series(1, 50) AS burst",
-                [notify.channel(deliver.name)],
-            )
-        until(lambda: listener.poll() == {"deliver"}, "the notifications")
-        assert listener.poll() == set()
 
 
 def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher) -> None:

@@ -12,12 +12,14 @@ from django.test import override_settings
 from dcl_processor import ledger
 from dcl_processor.ledger.models import Record
 from dcl_processor.options.worker import this_user, worker_name
-from tests.edge.conftest import _notes, gate, manage  # noqa: F401  # fixtures
+from tests.edge import conftest
 from tests.edge.manage import Manage, Ran, started
 from tests.edge.watchers import parcels
 from tests.gates import at_gate
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
+
+_notes, gate, manage = conftest._notes, conftest.gate, conftest.manage
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,7 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # the fixture
+def test_pause_and_resume_by_command(manage: Manage) -> None:
     parcels("", "")
     done = manage("pause", DELIVER, "--reason", "mail\tserver", "--until", "2h")
     assert (done.code, done.err) == (0, "")
@@ -51,9 +53,7 @@ def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # t
     assert manage("run", DELIVER).out.startswith(f"{DELIVER}: 2 processed")
 
 
-def test_without_the_ledger_the_actions_say_what_is_missing(
-    manage: Manage,  # noqa: F811
-) -> None:
+def test_without_the_ledger_the_actions_say_what_is_missing(manage: Manage) -> None:
     with override_settings(DCL_PROCESSOR_LEDGER=False):
         for action in (["pause", DELIVER], ["resume", DELIVER], ["history"]):
             done = manage(*action)
@@ -69,11 +69,7 @@ def test_without_the_ledger_the_actions_say_what_is_missing(
         (["pause", DELIVER, "--until", "0"], "give a time to come, or seconds"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2(
-    manage: Manage,  # noqa: F811
-    arguments: list[str],
-    said: str,
-) -> None:
+def test_a_wrong_command_line_ends_with_2(manage: Manage, arguments: list[str], said: str) -> None:
     done = manage(*arguments)
     assert done.code == 2
     assert said in done.err
@@ -92,7 +88,7 @@ def test_a_watch_of_a_paused_processor_waits_until_it_is_resumed() -> None:
     assert [each.action for each in orders] == ["resume", "pause"]
 
 
-def test_a_worker_that_was_killed_has_left_a_record(gate: Path) -> None:  # noqa: F811
+def test_a_worker_that_was_killed_has_left_a_record(gate: Path) -> None:
     parcels("gate")
     with started("run", DELIVER, **ON, GATE=str(gate)) as process:
         at_gate(gate, handlers=1)
@@ -102,10 +98,7 @@ def test_a_worker_that_was_killed_has_left_a_record(gate: Path) -> None:  # noqa
     assert (found.by.split(":")[1], found.stopped) == (str(process.pid), "")
 
 
-def test_history_shows_runs_and_what_operators_have_done(
-    installed: None,
-    manage: Manage,  # noqa: F811
-) -> None:
+def test_history_shows_runs_and_what_operators_have_done(installed: None, manage: Manage) -> None:
     [row, _] = [Errand.objects.create(claimed=True) for _ in range(2)]
     Errand.objects.create()
     assert manage("run", FETCH).code == 0
