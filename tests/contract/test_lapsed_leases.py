@@ -10,13 +10,14 @@ from threading import Event, current_thread
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.backends.signals import connection_created
 from django.db.models.functions import Now
 
 from dcl_processor import Lease
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
+from tests.contract.support.groups import at_work
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
 from tests.models import Errand
@@ -36,33 +37,17 @@ if connection.vendor == "postgresql":
     def test_a_lease_that_lapses_behind_a_lock_is_renewed_before_another_worker_comes() -> None:
         """The heartbeat waits for the lock; a worker that passes locked rows by does not."""
         [row] = the.errands(1)
-        calls: list[Any] = []
-        started, release, locked, unlock = Event(), Event(), Event(), Event()
 
-        def handle(each: Errand) -> None:
-            calls.append(each.pk)
-            started.set()
-            the.wait(release)
+        def make(_: str, handler: Any) -> Any:
+            return the.at_least_once(handler, lease=Lease(1))
 
-        def update_all() -> None:
-            with transaction.atomic():
-                Errand.objects.update(code="x")
-                locked.set()
-                the.wait(unlock)
-
-        run = the.at_least_once(handle, lease=Lease(1))
-        with the.meanwhile(run) as reports:
-            the.wait(started)
-            with the.meanwhile(update_all):
-                the.wait(locked)
+        with at_work(make, "") as handled:
+            with uncommitted(lambda: Errand.objects.update(code="x")):
                 until(has_lapsed, "the end of the lease")
                 wait_until_a_session_waits()
-                unlock.set()
             until(lambda: not has_lapsed(), "the renewal")
-            assert_run(run.run(wait_for_locked=0))
-            release.set()
-        assert_run(reports[0], processed=1)
-        assert calls == [row.pk]
+            assert_run(make("", the.raising(AssertionError()))(wait_for_locked=0))
+        assert handled == [row.pk]
         assert the.state(row)["done"]
 
     def test_rows_that_are_locked_at_their_settlement_do_not_hold_up_the_others() -> None:

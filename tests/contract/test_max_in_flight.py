@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
-from threading import Event
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from dcl_processor import Report
 from dcl_processor.exceptions import Unsupported
 from tests.contract.support import errands as the
+from tests.contract.support.groups import at_work
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
-from tests.waiting import PATIENCE, wait
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -39,30 +37,19 @@ if connection.vendor == "mysql":
 if connection.vendor == "postgresql":
     each = pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 
-    @contextmanager
-    def at_work(make: the.Make, number: int, most: int) -> Iterator[Event]:
-        """Have this many workers in the handler of one row each; yield what lets them go on."""
-        go_on = Event()
+    def all_at_work(make: the.Make, most: int) -> ExitStack:
+        """Have as many workers as may be in the handler of one row each."""
         with ExitStack() as workers:
-            workers.callback(go_on.set)
-            for _ in range(number):
-                here = Event()
-
-                def handle(_: Errand, here: Event = here) -> None:
-                    here.set()
-                    wait(go_on)
-
-                run = capped(handle, make, most)
-                workers.enter_context(the.meanwhile(partial(run, limit=1)))
-                wait(here)
-            workers.callback(go_on.set)  # before the workers are waited for
-            yield go_on
+            for _ in range(most):
+                worker = partial(at_work, lambda _, handler: capped(handler, make, most))
+                workers.enter_context(worker("", wait_for_locked=PATIENCE))
+            return workers.pop_all()
 
     @each
     @pytest.mark.parametrize("most", [1, 2])
     def test_a_run_ends_as_busy_while_all_places_are_taken(make: the.Make, most: int) -> None:
         the.errands(4)
-        with at_work(make, most, most):
+        with all_at_work(make, most):
             report = capped(the.ignore, make, most)(wait_for_locked=0)
             assert report.stopped == "busy"
             assert (report.processed, report.failed, report.ok) == (0, 0, True)
@@ -71,12 +58,10 @@ if connection.vendor == "postgresql":
     @each
     def test_a_run_waits_for_a_place(make: the.Make) -> None:
         the.errands(3)
-        with at_work(make, 1, 1) as go_on:
-            reports: list[Report] = []
-            with the.meanwhile(lambda: capped(the.ignore, make)(wait_for_locked=PATIENCE)) as found:
-                go_on.set()
-            reports = found
-        assert (reports[0].processed, reports[0].stopped) == (2, "drained")
+        run = partial(capped(the.ignore, make), wait_for_locked=PATIENCE)
+        with ExitStack() as after, all_at_work(make, 1):
+            reports = after.enter_context(the.meanwhile(run))
+        assert_run(reports[0], processed=2)
 
     def test_async_handlers_of_one_run_are_no_more_than_that() -> None:
         the.errands(12)

@@ -87,32 +87,26 @@ def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
     assert [*Errand.objects.exclude(leased_until=None).values_list("pk", flat=True)] == ended_by
 
 
-class Opened:
-    """Counts what is open, by thread."""
-
-    def __init__(self) -> None:
-        self.opened: list[int] = []
-        self.closed: list[int] = []
-
-    @contextmanager
-    def __call__(self) -> Iterator[int]:
-        self.opened.append(threading.get_ident())
-        yield threading.get_ident()
-        self.closed.append(threading.get_ident())
-
-
 def test_each_thread_has_a_resource_of_its_own() -> None:
     the.errands(9)
-    opened, together = Opened(), Barrier(3)
+    opened: list[int] = []
+    closed: list[int] = []
+    together = Barrier(3)
+
+    @contextmanager
+    def resource() -> Iterator[int]:
+        opened.append(threading.get_ident())
+        yield threading.get_ident()
+        closed.append(threading.get_ident())
 
     def handle(row: Errand, mine: int) -> None:
         assert mine == threading.get_ident()
         together.wait()
 
-    report = the.at_least_once(handle, resource=opened).run(concurrency=3)
+    report = the.at_least_once(handle, resource=resource).run(concurrency=3)
     assert_run(report, processed=9)
-    assert len(opened.opened) == len(set(opened.opened)) == 3
-    assert sorted(opened.closed) == sorted(opened.opened)
+    assert len(opened) == len(set(opened)) == 3
+    assert sorted(closed) == sorted(opened)
 
 
 def test_handlers_see_the_context_of_whoever_runs_them() -> None:

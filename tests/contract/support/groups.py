@@ -66,7 +66,8 @@ def at_work(make: Make, delivery: str, **run: Any) -> Iterator[list[int]]:
         here.set()
         wait(go_on)
 
-    with meanwhile(lambda: make(delivery, handler)(limit=1, wait_for_locked=0, **run)) as reports:
+    given = {"limit": 1, "wait_for_locked": 0, **run}
+    with meanwhile(lambda: make(delivery, handler)(**given)) as reports:
         try:
             wait(here)
             yield handled
