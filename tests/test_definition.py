@@ -14,6 +14,7 @@ from django.db.models import QuerySet, Value
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
+from dcl_processor.decorator import Options
 from dcl_processor.exceptions import (
     InvalidDone,
     InvalidOption,
@@ -218,6 +219,12 @@ def test_bad_input_is_one_clear_sentence_at_definition(
         define(**options)
     assert isinstance(refused.value, ImproperlyConfigured)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [*Options.__annotations__])
+def test_each_option_is_looked_at(name: str) -> None:
+    with pytest.raises(ProcessorError, match=name):
+        define(**{name: object()})
 
 
 def test_a_class_without_its_methods_is_refused() -> None:
