@@ -33,9 +33,6 @@ class Started:
     def pool(self) -> list[int]:
         return sorted(child.pid for child in psutil.Process(self.pid).children())
 
-    def said(self, words: str) -> bool:
-        return words in self.log.read_text()
-
     def kill(self) -> None:
         """End it with all its pool, at once: as a machine is lost."""
         with suppress(ProcessLookupError):
@@ -67,35 +64,22 @@ def in_a_group(command: Sequence[str], log: Path, **how: Any) -> Iterator[Starte
 
 
 @contextmanager
-def celery(
-    folder: Path, name: str, *arguments: str, variables: Mapping[str, str]
-) -> Iterator[Started]:
-    """Start ``celery ARGUMENTS`` for as long as the block takes."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.cluster.app", *arguments]
-    inherited = environment(**{"DJANGO_SETTINGS_MODULE": "tests.cluster.settings", **variables})
-    # Celery warns of root, and of more that is not ours to answer for.
-    del inherited["PYTHONWARNINGS"]
-    command.append("--loglevel=INFO")
-    with in_a_group(command, folder / f"{name}.log", env=inherited, cwd=CHECKOUT) as started:
-        yield started
-
-
-@contextmanager
 def worker(
     folder: Path, name: str, *arguments: str, variables: Mapping[str, str], size: int = 2
 ) -> Iterator[Started]:
     """Start a worker with a pool of ``size`` processes, and wait until it takes tasks."""
-    with celery(
-        folder,
-        name,
-        *("worker", "--pool=prefork", f"--concurrency={size}", f"--hostname={name}@test"),
-        *("--without-gossip", "--without-mingle", "--without-heartbeat", *arguments),
-        variables=variables,
-    ) as started:
+    command = [sys.executable, "-m", "celery", "-A", "tests.cluster.app", "worker"]
+    command += ["--pool=prefork", f"--concurrency={size}", f"--hostname={name}@test"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
+    inherited = environment(**{"DJANGO_SETTINGS_MODULE": "tests.cluster.settings", **variables})
+    # Celery warns of root, and of more that is not ours to answer for.
+    del inherited["PYTHONWARNINGS"]
+    log = folder / f"{name}.log"
+    with in_a_group([*command, *arguments], log, env=inherited, cwd=CHECKOUT) as started:
         until(lambda: _is_ready(started), f"worker {name}")
         yield started
 
 
 def _is_ready(started: Started) -> bool:
     assert started.process.poll() is None, started.log.read_text()
-    return started.said(" ready.")
+    return " ready." in started.log.read_text()

@@ -33,12 +33,10 @@ class Cut:
     armed: threading.Event = field(default_factory=threading.Event)
     made: threading.Event = field(default_factory=threading.Event)
 
-    def _words(self, message: bytes) -> bool:
-        # Whole words: there are AUTOCOMMIT and READ COMMITTED, too.
-        return re.search(rb"\b" + self.words + rb"\b", message, re.IGNORECASE) is not None
-
     def is_here(self, message: bytes) -> bool:
-        here = self.armed.is_set() and not self.made.is_set() and self._words(message)
+        # Whole words: there are AUTOCOMMIT and READ COMMITTED, too.
+        here = re.search(rb"\b" + self.words + rb"\b", message, re.IGNORECASE) is not None
+        here = here and self.armed.is_set() and not self.made.is_set()
         if here:
             self.made.set()
         return here
