@@ -61,20 +61,24 @@ def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
 # --- several processors
 
 
-def test_one_that_cannot_run_does_not_stop_the_others(faulty: None, manage: Manage) -> None:
+def test_one_that_cannot_run_does_not_stop_the_others(
+    faulty: None, manage: Manage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAILBOX", str(tmp_path / "mailbox"))
     parcels("")
-    names = ("faulty.haunt", "faulty.run_in_circles", "faulty.slice_off", "warehouse.deliver")
-    done = manage("run", *names)
+    cannot = ("faulty.haunt", "faulty.run_in_circles", "faulty.slice_off", "faulty.post")
+    done = manage("run", *cannot, "warehouse.deliver")
     assert done.code == 1
     assert done.out.startswith("warehouse.deliver: 1 processed")
-    slice_off, haunt, circles, summary = done.err.splitlines()
+    slice_off, haunt, circles, post, summary = done.err.splitlines()
+    assert post.startswith("faulty.post: expected the resource to open, got ConnectionRefused")
     assert haunt.startswith("faulty.haunt: the database reported: ")
     assert "faulty_ghost" in haunt
     assert circles.startswith("faulty.run_in_circles: expected done={'tries': 1} to take a row out")
     assert slice_off.startswith("faulty.slice_off: expected pending to be a queryset")
     assert summary == (
-        "CommandError: faulty.slice_off and faulty.haunt and faulty.run_in_circles did not run to "
-        "the end."
+        "CommandError: faulty.slice_off and faulty.haunt and faulty.run_in_circles and faulty.post "
+        "did not run to the end."
     )
 
 

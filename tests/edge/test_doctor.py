@@ -215,6 +215,7 @@ def test_each_finding_is_one_line(manage: Manage) -> None:
     assert {*levels} <= {str(level) for level in Level}
     assert len(levels) == 4
     assert done.err.endswith(" of 4 findings need attention.\n")
+    assert "ok: router, warehouse.weigh: " in manage("doctor").out  # without a name: all
 
 
 def test_nothing_is_locked_or_written(manage: Manage, role: str) -> None:
