@@ -223,8 +223,9 @@ def test_bad_input_is_one_clear_sentence_at_definition(
 
 @pytest.mark.parametrize("name", [*Options.__annotations__])
 def test_each_option_is_looked_at(name: str) -> None:
+    options: dict[str, Any] = {name: object()}
     with pytest.raises(ProcessorError, match=name):
-        define(**{name: object()})
+        define(**options)
 
 
 def test_a_class_without_its_methods_is_refused() -> None:
