@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from dcl_processor import Retry
 from tests.contract.support import errands as the
 from tests.contract.support.groups import in_order, rows_of
 from tests.contract.support.reports import assert_run
@@ -37,19 +35,11 @@ def in_a_block() -> None:
 
 
 each_error = pytest.mark.parametrize("fail", [by_the_orm, by_a_cursor, in_a_block])
-OPTIONS: dict[str, dict[str, Any]] = {
-    "alone": {},
-    "alone, with retry": {"retry": Retry(backoff=60)},
-    "in a batch": {"batch_size": 4},
-    "in a batch, with retry": {"batch_size": 4, "retry": Retry(backoff=60)},
-}
 
 
 @each_error
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_no_other_worker_gets_the_row_meanwhile(
-    fail: Callable[[], None], options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_no_other_worker_gets_the_row_meanwhile(fail: Callable[[], None], batch_size: int) -> None:
     rows = the.errands(3)
     Errand.objects.create(place=-1, code="taken", done=True)
     calls: list[int] = []
@@ -63,11 +53,11 @@ def test_no_other_worker_gets_the_row_meanwhile(
             report = the.elsewhere(lambda: other.run(filter=the.only(row), wait_for_locked=0))
             assert_run(report, skipped=1, stopped="busy")
 
-    report = the.transactional(handle, **options)()
+    report = the.transactional(handle, batch_size=batch_size)()
     if report.processed == 3:  # MariaDB goes on in a transaction that has met an error
         assert connection.vendor == "mysql"
     else:
-        assert_run(report, processed=2, failed=1, to_retry=int("retry" in options))
+        assert_run(report, processed=2, failed=1)
         assert [failure.pk for failure in report.failures] == [rows[1].pk]
     assert calls == [0, 1, 2]
     assert the.places(done=False) == ([] if report.processed == 3 else [1])

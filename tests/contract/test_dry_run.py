@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import fail, retrying
-from tests.contract.support.wanted import held
-from tests.models import Depot, Errand, Scan
+from tests.contract.support.sessions import part_locked
+from tests.models import Depot, Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -143,14 +144,16 @@ if HAS_ROW_LOCKS:
 
     def test_a_row_that_another_session_has_locked_is_left_to_it() -> None:
         """The flip is tried on the first row that is free; if none is, on none."""
-        rows = parcels(7)
+        rows = parcels(4)
         run = processor(never)
-        with held(rows[:2]):
+        with part_locked(Parcel, rows[0].pk):
             found = run.dry_run()
-        assert (found.due, found.first[0], found.rehearsed) == (7, rows[0].pk, rows[2].pk)
-        with held(rows):
+        assert (found.due, found.first[0], found.rehearsed) == (4, rows[0].pk, rows[1].pk)
+        with ExitStack() as locks:
+            for row in rows:
+                locks.enter_context(part_locked(Parcel, row.pk))
             found = run.dry_run()
-        assert (found.due, found.rehearsed) == (7, None)
+        assert (found.due, found.rehearsed) == (4, None)
         assert str(found).endswith("; no flip was tried")
 
 # --- ``max_pending``: a run without a limit refuses a backlog that is larger than expected

@@ -85,27 +85,16 @@ def test_an_async_handler_is_limited_in_any_thread(make: the.Make) -> None:
     assert the.places(done=True) == [0, 2, 3]
 
 
-def returns(row: Any) -> None:
-    """Go on as if nothing had happened."""
+THEN: dict[str, Callable[[Any], None]] = {
+    "goes on": the.ignore,
+    "fails": the.raising(ValueError("the service has not answered")),
+    "snoozes": the.raising(Snooze(delay=60)),
+    "exits": the.raising(SystemExit(1)),
+    "groups": the.raising(BaseExceptionGroup("tasks", [HandlerCancelled()])),
+}
 
 
-def fails(row: Any) -> None:
-    raise ValueError("the service has not answered")
-
-
-def snoozes(row: Any) -> None:
-    raise Snooze(delay=60)
-
-
-def exits(row: Any) -> None:
-    raise SystemExit(1)
-
-
-def groups(row: Any) -> None:
-    raise BaseExceptionGroup("tasks", [HandlerCancelled()])
-
-
-@pytest.mark.parametrize("then", [returns, fails, snoozes, exits, groups])
+@pytest.mark.parametrize("then", THEN.values(), ids=THEN)
 @the.all_deliveries
 def test_whatever_a_handler_makes_of_the_interrupt_its_row_has_failed(
     make: the.Make, then: Callable[[Any], None]
@@ -138,7 +127,7 @@ def test_a_person_who_interrupts_what_follows_the_interrupt_ends_the_run(make: t
     assert type(raised.value) is KeyboardInterrupt
 
 
-@pytest.mark.parametrize("then", [returns, fails])
+@pytest.mark.parametrize("then", [THEN["goes on"], THEN["fails"]])
 def test_whatever_an_asynchronous_handler_makes_of_it_its_row_has_failed(
     then: Callable[[Any], None],
 ) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor.engine import source
@@ -20,7 +20,7 @@ from tests.contract.support.errands import ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import parcels, processor, statements
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import uncommitted
+from tests.contract.support.sessions import part_locked, uncommitted
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -211,12 +211,8 @@ if HAS_ROW_LOCKS:
     ) -> None:
         monkeypatch.setattr(source, "MOST_LOCKED", 2)
         rows = parcels(5)
-        pks = [row.pk for row in rows[:4]]
-        with connections["other"].cursor() as cursor:
-            connections["other"].set_autocommit(False)
-            for pk in pks:  # one by one: a range would lock the row behind it too on MariaDB
-                cursor.execute("SELECT id FROM tests_parcel WHERE id = %s FOR UPDATE", [pk])
+        with ExitStack() as locks:
+            for row in rows[:4]:  # one by one: a range would lock the row behind it too on MariaDB
+                locks.enter_context(part_locked(Parcel, row.pk))
             report = processor(ignore)(wait_for_locked=0.1)
-            connections["other"].rollback()
-            connections["other"].set_autocommit(True)
         assert_run(report, processed=1, skipped=4)

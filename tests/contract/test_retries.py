@@ -341,24 +341,18 @@ def test_an_exception_that_is_returned_is_the_outcome(
 # --- ``failed``: what is written to a row that is given up on
 
 
-def fails_at_one(row: Errand) -> None:
-    Errand.objects.filter(pk=row.pk).update(result="worked")
-    if row.place == 1:
-        raise ValueError("no such address")
-
-
 @the.all_deliveries
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("failed", [{"dead": True}, lambda row, error: {"dead": True}], ids=repr)
 def test_without_retry_the_first_failure_is_the_last(make: Any, size: int, failed: Any) -> None:
     rows = the.errands(3)
-    report = make(fails_at_one, failed=failed, batch_size=size)()
+    report = make(fail, failed=failed, batch_size=size)()
     assert_run(report, processed=2, failed=1)
     said = the.state(rows[1])
     assert (said["dead"], said["done"]) == (True, False)
     assert (said["leased_until"], said["claimed_at"]) == (False, False)
     assert [the.state(row)["done"] for row in rows] == [True, False, True]
-    assert_run(make(fails_at_one, failed=failed)())
+    assert_run(make(fail, failed=failed)())
 
 
 @the.all_deliveries
@@ -409,7 +403,7 @@ def test_a_function_that_gives_no_values_is_one_sentence_and_costs_no_other_row(
     if retried:
         options["retry"] = the.retry(max_attempts=1)
     with caplog.at_level(logging.WARNING):
-        report = make(fails_at_one, failed=wrong, batch_size=3, **options)()
+        report = make(fail, failed=wrong, batch_size=3, **options)()
     assert_run(report, processed=2, failed=1)
     # The handler's own error, and in its notes what is wrong with the function.
     assert type(report.failures[0].error) is ValueError

@@ -1,27 +1,13 @@
-"""Parcels that a session holds, and those that cannot be loaded."""
+"""Rows that cannot be loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.db.models import Model
-
-from tests.models import Parcel
-
-
-@contextmanager
-def held(rows: list[Parcel]) -> Iterator[None]:
-    """Have another session hold these."""
-    with transaction.atomic(using="other"):
-        locked = Parcel.objects.using("other").filter(pk__in=[row.pk for row in rows])
-        assert len(locked.select_for_update()) == len(rows)
-        yield
-
 
 #: Raises a ValueError.
 corrupt = partial(int, "corrupt")
