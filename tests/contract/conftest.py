@@ -21,7 +21,7 @@ from tests.contract.support.messages import SENDS_SEVERAL
 # What it shows happens between a statement's snapshot and its lock.
 collect_ignore = [] if HAS_GATE else ["test_shapes_wanted.py"]
 if not SENDS_SEVERAL:
-    collect_ignore += ["test_interrupted_lines.py", "test_one_message.py", "test_settle_later.py"]
+    collect_ignore += ["test_interrupted_lines.py", "test_one_message.py"]
 if connection.vendor == "mysql":
     collect_ignore += [
         "test_groups.py",
