@@ -20,11 +20,8 @@ class Environment:
     python: str
 
     @property
-    def name(self) -> str:
-        return f"django{self.django}"
-
-    def __str__(self) -> str:
-        return f"PostgreSQL with Django {self.django} and Python {self.python}"
+    def folder(self) -> Path:
+        return CHECKOUT / f".venv-django{self.django}"
 
     @property
     def variable(self) -> str:
@@ -38,14 +35,14 @@ class Environment:
     @property
     def own_python(self) -> str:
         """Return the path of the environment's Python."""
-        return str(CHECKOUT / f".venv-{self.name}" / "bin" / "python")
+        return str(self.folder / "bin" / "python")
 
     def make(self, python: str, call: Callable[..., None]) -> None:
         """Make the environment unless it is there already; ``call`` runs a command."""
-        folder = CHECKOUT / f".venv-{self.name}"
-        made, made_from = folder / "made-from", f"{python}\n{_metadata()}"
+        metadata = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+        made, made_from = self.folder / "made-from", f"{python}\n{metadata}"
         if not made.exists() or made.read_text() != made_from:
-            call(python, "-m", "venv", "--clear", str(folder))
+            call(python, "-m", "venv", "--clear", str(self.folder))
             call(
                 *(self.own_python, "-m", "pip", "install", "--quiet"),
                 *("--disable-pip-version-check", "--editable", ".[test]"),
@@ -75,10 +72,6 @@ class Environment:
         except (OSError, subprocess.SubprocessError):
             return False
         return answer.stdout.strip() == self.python
-
-
-def _metadata() -> str:
-    return (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 ENVIRONMENTS = (

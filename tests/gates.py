@@ -11,14 +11,14 @@ from typing import Any
 from tests.waiting import until
 
 
-def wait_at_gate(variable: str = "GATE") -> None:
+def wait_at_gate() -> None:
     """Say that a handler is at work, and stay there until the gate is opened."""
     gc.collect()  # what an earlier run of this process was given
     # A handler is not meant to know whether its run is to stop after this row.
     stopping = sys.modules.get("dcl_processor.workers.stopping")  # by the command alone
     kind = stopping.Stop if stopping is not None else ()
     stops: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), kind)]
-    gate = Path(os.environ[variable])
+    gate = Path(os.environ["GATE"])
     (gate / f"reached-{os.getpid()}").touch()
 
     def is_open() -> bool:

@@ -17,11 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.environments import CHECKOUT, ENVIRONMENTS
-from tests.servers import postgresql
-from tests.servers.chromium import is_installed as chromium_is_installed
-from tests.servers.mariadb import is_installed as mariadb_is_installed
-from tests.servers.pgbouncer import is_installed as pgbouncer_is_installed
-from tests.servers.redis import is_installed as redis_is_installed
+from tests.servers import chromium, mariadb, pgbouncer, postgresql, redis
 
 TRIES, PAUSE = 3, 5.0  # seconds between two
 MARIADB = ("mariadb-server", "libmariadb-dev", "pkg-config", "gcc", "python3-dev")
@@ -55,7 +51,7 @@ def prepare(log: Path, djangos: Iterable[str], databases: Collection[str]) -> Ma
         for each, python in pythons.items()
         if python is None
     }
-    if needs_mariadb and not (mariadb_is_installed() and _has_driver()):
+    if needs_mariadb and not (mariadb.is_installed() and _has_driver()):
         missing["mariadb"] = f"MariaDB is not installed (packages: {', '.join(MARIADB)})"
     if "debian" in databases and not postgresql.is_installed():
         missing["debian"] = "PostgreSQL is not installed (package: postgresql)"
@@ -67,17 +63,17 @@ def _servers(log: Path, databases: Collection[str]) -> None:
     needs_mariadb = "mariadb" in databases
     is_there = {
         "postgresql": "debian" not in databases or postgresql.is_installed(),
-        "redis-server": redis_is_installed(),
-        "pgbouncer": pgbouncer_is_installed(),
-        "chromium": chromium_is_installed(),
+        "redis-server": redis.is_installed(),
+        "pgbouncer": pgbouncer.is_installed(),
+        "chromium": chromium.is_installed(),
     }
     packages = [name for name, installed in is_there.items() if not installed]
-    if needs_mariadb and not (mariadb_is_installed() and _has_driver()):
+    if needs_mariadb and not (mariadb.is_installed() and _has_driver()):
         packages += MARIADB
     if packages and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         _call(log, "apt-get", "update")
         _call(log, "apt-get", "install", "--yes", "--no-install-recommends", *packages)
-    if needs_mariadb and mariadb_is_installed() and not _has_driver():
+    if needs_mariadb and mariadb.is_installed() and not _has_driver():
         _call(log, sys.executable, "-m", "pip", "install", "--editable", ".[mysql]")
 
 

@@ -67,13 +67,12 @@ class Package:
     modules: dict[str, Module]
 
     @classmethod
-    def read(cls, folder: Path, *, without: frozenset[str] = frozenset()) -> Package:
-        """Read a package that lies in the checkout; ``without``: rooms that are left out."""
+    def read(cls, folder: Path) -> Package:
+        """Read a package that lies in the checkout."""
         found = {}
         top = next(each for each in folder.parents if not (each / "__init__.py").exists())
         for path in sorted(folder.rglob("*.py")):
-            inside = path.relative_to(folder).parts
-            if "migrations" in inside or inside[0].removesuffix(".py") in without:
+            if "migrations" in path.relative_to(folder).parts:
                 continue
             parts = [*path.relative_to(top).with_suffix("").parts]
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -107,7 +107,6 @@ def stages(kind: str) -> list[Stage]:
     """Return those of the gate or of the long suite; ``""``: all."""
     tables = tomllib.loads((CHECKOUT / "tests" / "stages.toml").read_text())
     listed = [Stage(name, **_frozen(table)) for name, table in tables.items()]
-    # The Django of this environment needs no other one.
     return [each for each in listed if not kind or each.runs in {"both", kind}]
 
 

@@ -36,7 +36,7 @@ FIELDS = {
 
 
 @contextmanager
-def json_log(level: int = logging.DEBUG) -> Iterator[list[dict[str, Any]]]:
+def json_log() -> Iterator[list[dict[str, Any]]]:
     """Collect the records of the package as a JSON formatter writes them."""
     stream, found = StringIO(), list[dict[str, Any]]()
     handler = logging.StreamHandler(stream)
@@ -44,7 +44,7 @@ def json_log(level: int = logging.DEBUG) -> Iterator[list[dict[str, Any]]]:
     logger = logging.getLogger("dcl_processor")
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(level)
+    logger.setLevel(logging.DEBUG)
     try:
         yield found
     finally:

@@ -16,10 +16,11 @@ from dcl_processor.engine import heartbeat
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.workers.notify import Listener
 from tests.contract.support import errands as the
-from tests.contract.support.heartbeat import beat_soon, until
+from tests.contract.support.heartbeat import beat_soon
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
 from tests.models import Errand
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 

@@ -13,6 +13,7 @@ from dcl_processor.insights.rows import holders
 from dcl_processor.operator.states import question_of
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import processor
+from tests.contract.support.temporary import temporary
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -21,10 +22,10 @@ RUN = processor(the.ignore)
 
 
 @contextmanager
-def locked(parcel: Parcel, name: str = "worker 1/2") -> Iterator[int]:
+def locked(parcel: Parcel) -> Iterator[int]:
     """Have another session lock a row; yield the number of its process."""
     session = connection.copy()
-    options = {**connection.settings_dict["OPTIONS"], "application_name": name}
+    options = {**connection.settings_dict["OPTIONS"], "application_name": "worker 1/2"}
     session.settings_dict = {**connection.settings_dict, "OPTIONS": options}
     try:
         with session.cursor() as cursor:
@@ -59,12 +60,11 @@ def test_a_role_without_rights_sees_who_it_is_and_not_what_it_does() -> None:
     parcel = Parcel.objects.create()
     # Roles are the server's, which other runs of this test use at the same time.
     looker = f"dcl_looker_{secrets.token_hex(4)}"
-    with locked(parcel) as pid, connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {looker}; GRANT SELECT ON tests_parcel TO {looker}")
-        cursor.execute(f"SET ROLE {looker}")
-        try:
-            (holder,) = found(parcel)
-        finally:
-            cursor.execute(f"RESET ROLE; DROP OWNED BY {looker}; DROP ROLE {looker}")
+    role = temporary(
+        f"CREATE ROLE {looker}; GRANT SELECT ON tests_parcel TO {looker}; SET ROLE {looker}",
+        f"RESET ROLE; DROP OWNED BY {looker}; DROP ROLE {looker}",
+    )
+    with locked(parcel) as pid, role:
+        (holder,) = found(parcel)
     assert holder.startswith(f"pid {pid}, worker 1/2, role ")
     assert holder.endswith(", <insufficient privilege>")

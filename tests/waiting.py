@@ -37,7 +37,9 @@ class Ends(Protocol):
     def is_alive(self) -> bool: ...
 
 
-def until(happened: Callable[[], T], what: str, pause: float = PAUSE) -> T:
+def until(
+    happened: Callable[[], T], what: str = "something to become true", pause: float = PAUSE
+) -> T:
     """Look again and again until something true is returned, and return it."""
     end = time.monotonic() + PATIENCE
     while not (seen := happened()):

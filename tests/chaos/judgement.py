@@ -12,14 +12,10 @@ from .blows import Blow
 
 #: Seconds around a row's calls of which its history tells.
 AROUND = 3.0
-
 #: Seconds after a handler began from which its lease may have lapsed.
 LAPSES_AFTER = 2.0
-
 #: Seconds for which the settlement of a locked row is tried between other rows.
 TRY_FOR = 5.0
-
-
 NEVER = float("inf")
 
 
@@ -223,7 +219,8 @@ def find_unexplained(records: Records) -> set[int]:
         if again is not None or call.pk not in done:
             over = min(again or float("inf"), next_by_pid.get(call.pid, float("inf")))
             if any(
-                each.kind == "lock_rows" and _overlaps(each, call, over) for each in records.blows
+                blow.kind == "lock_rows" and blow.began <= over and blow.ended >= call.began
+                for blow in records.blows
             ):
                 # A row that is locked at its settlement is settled between other rows.
                 over = min(again or float("inf"), over + TRY_FOR)
@@ -231,10 +228,6 @@ def find_unexplained(records: Records) -> set[int]:
                 found.add(call.pk)
         next_by_pid[call.pid] = next_of_row[call.pk] = call.began
     return found
-
-
-def _overlaps(blow: Blow, call: Call, over: float) -> bool:
-    return blow.began <= over and blow.ended >= call.began
 
 
 def _hits(blow: Blow, call: Call, over: float) -> bool:

@@ -15,7 +15,6 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from tests.contract.support import errands as the
-from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 from tests.waiting import until
@@ -36,9 +35,11 @@ async def stop_the_loop() -> None:
     raise ValueError("and went on")
 
 
-@each_delivery
+@the.each_delivery
 @pytest.mark.parametrize("end", [leave, stop_the_loop])
-def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make, end: Any) -> None:
+def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(
+    make: the.Make, end: Any
+) -> None:
     rows = the.errands(5)
     at_work = asyncio.Event()
 
@@ -78,8 +79,8 @@ def test_an_interrupt_cancels_the_handlers_and_puts_back_the_rows_that_were_not_
     assert all(the.untouched(row) for row in rows[2:])
 
 
-@each_delivery
-def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> None:
+@the.each_delivery
+def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: the.Make) -> None:
     """The first handler ends alone; the others stay until a ninth one has been started."""
     the.errands(9)
     eight, ninth = asyncio.Barrier(8), asyncio.Event()
@@ -96,8 +97,8 @@ def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> 
     assert_run(make(handle)(concurrency=8), processed=9)
 
 
-@each_delivery
-def test_a_run_from_an_async_view_does_not_wait_for_itself(make: Make) -> None:
+@the.each_delivery
+def test_a_run_from_an_async_view_does_not_wait_for_itself(make: the.Make) -> None:
     """The view's only thread for database calls is the one that the run is in."""
     the.errands(2)
 
@@ -116,8 +117,8 @@ def test_a_run_from_an_async_view_does_not_wait_for_itself(make: Make) -> None:
     assert_run(report, processed=2)
 
 
-@each_delivery
-def test_an_async_resource_that_cannot_be_opened_charges_no_row(make: Make) -> None:
+@the.each_delivery
+def test_an_async_resource_that_cannot_be_opened_charges_no_row(make: the.Make) -> None:
     rows = the.errands(3)
 
     class NoShop:
@@ -135,8 +136,8 @@ def test_an_async_resource_that_cannot_be_opened_charges_no_row(make: Make) -> N
     assert all(the.untouched(row) for row in rows)
 
 
-@each_delivery
-def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
+@the.each_delivery
+def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: the.Make) -> None:
     the.errands(1)
     left: list[Any] = []
 
@@ -159,8 +160,8 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
 
 
 @pytest.mark.django_db(transaction=False)
-@each_delivery
-def test_inside_testcase_handlers_run_one_by_one_and_get_an_async_resource(make: Make) -> None:
+@the.each_delivery
+def test_inside_testcase_handlers_run_one_by_one_and_get_an_async_resource(make: the.Make) -> None:
     the.errands(2)
     seen: list[str] = []
 
@@ -186,8 +187,8 @@ def test_inside_testcase_handlers_run_one_by_one_and_get_an_async_resource(make:
 # --- rows of several claims under way on one event loop
 
 
-@each_delivery
-def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make) -> None:
+@the.each_delivery
+def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: the.Make) -> None:
     the.errands(40)
     claimed: list[int] = []
     now: set[int] = set()
@@ -212,8 +213,8 @@ def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make
     assert max(claimed) <= 2 * 6
 
 
-@each_delivery
-def test_a_worn_resource_is_closed_when_nobody_has_it_any_more(make: Make) -> None:
+@the.each_delivery
+def test_a_worn_resource_is_closed_when_nobody_has_it_any_more(make: the.Make) -> None:
     the.errands(12)
     users: Counter[str] = Counter()
     in_use_when_closed: dict[str, int] = {}
@@ -252,8 +253,8 @@ class Result:
     """What a handler returned, which can be seen to be forgotten."""
 
 
-@each_delivery
-def test_i8_what_a_handler_returned_is_forgotten_once_its_row_is_settled(make: Make) -> None:
+@the.each_delivery
+def test_i8_what_a_handler_returned_is_forgotten_once_its_row_is_settled(make: the.Make) -> None:
     the.errands(40)
     kept: weakref.WeakSet[Result] = weakref.WeakSet()
     most: list[int] = []

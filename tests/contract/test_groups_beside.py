@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
+from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import (
@@ -26,9 +27,9 @@ from tests.contract.support.groups import (
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand
-from tests.waiting import Barrier, until
+from tests.waiting import Barrier
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 @each_at_work
@@ -140,19 +141,6 @@ def two_at_once(delivery: str, handler: Any) -> Any:
 
 if HAS_ROW_LOCKS:
 
-    def until_a_session_waits_for_a_key() -> None:
-        with connection.cursor() as cursor:
-
-            def is_waiting() -> bool:
-                cursor.execute(
-                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-                    " AND database = (SELECT oid FROM pg_database"
-                    " WHERE datname = current_database())"
-                )
-                return bool(cursor.fetchone()[0])
-
-            until(is_waiting, "a session to wait for a key")
-
     @pytest.mark.parametrize("make", [grouped, in_order])
     def test_a_producer_waits_for_the_row_at_work_and_sees_what_it_did(make: Make) -> None:
         one, _ = rows_of(1, 1)
@@ -166,7 +154,7 @@ if HAS_ROW_LOCKS:
         with at_work(make, "transactional", filter=only(one)):
             producer = meanwhile(produce)
             results = producer.__enter__()
-            until_a_session_waits_for_a_key()
+            wait_until_a_session_waits()
             assert seen == []
         producer.__exit__(None, None, None)
         assert (seen, results) == ([1], [None])

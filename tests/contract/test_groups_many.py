@@ -33,10 +33,6 @@ each_mode = pytest.mark.parametrize(
 )
 
 
-def all_done() -> bool:
-    return not Errand.objects.exclude(done=True, leased_until=None).exists()
-
-
 @each
 @each_mode
 def test_a_run_ends_when_no_key_has_a_row_left(delivery: str, mode: dict[str, Any]) -> None:
@@ -45,7 +41,7 @@ def test_a_run_ends_when_no_key_has_a_row_left(delivery: str, mode: dict[str, An
     report = grouped(delivery, lambda row: calls.update([row.pk]), **mode)()
     assert_run(report, processed=MANY)
     assert {*calls.values()} == {1}
-    assert all_done()
+    assert not Errand.objects.exclude(done=True, leased_until=None).exists()
 
 
 @pytest.mark.parametrize("make", [grouped, in_order])

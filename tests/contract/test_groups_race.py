@@ -38,14 +38,6 @@ from tests.models import Depot, Errand, Parcel
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def is_key_lock(sql: str) -> bool:
-    return "pg_try_advisory_xact_lock" in sql
-
-
-def is_row_lock(sql: str) -> bool:
-    return " FOR NO KEY UPDATE" in sql
-
-
 @each_at_work
 def test_a_head_that_a_person_has_locked_is_not_passed(delivery: str) -> None:
     one, _, other = rows_of(1, 1, 2)
@@ -76,7 +68,7 @@ def test_a_row_that_was_moved_to_the_key_of_a_row_at_work_is_not_handled(deliver
         elsewhere(lambda: Errand.objects.filter(pk=moved.pk).update(place=2))
 
     with at_work(grouped, delivery, filter=only(other)):
-        with before_statement(is_row_lock, move):
+        with before_statement(lambda sql: " FOR NO KEY UPDATE" in sql, move):
             report, handled = run_beside(grouped, delivery)
         assert handled == []
         assert report.skipped == 1
@@ -139,7 +131,7 @@ def test_a_head_that_changes_before_its_key_is_locked_comes_first(delivery: str)
     def insert() -> None:
         elsewhere(lambda: Errand.objects.create(pk=two.pk - 1, place=1))
 
-    with before_statement(is_key_lock, insert):
+    with before_statement(lambda sql: "pg_try_advisory_xact_lock" in sql, insert):
         _, handled = run_beside(in_order, delivery)
     assert handled == []
     assert run_beside(in_order, delivery)[1] == [two.pk - 1, two.pk]

@@ -15,10 +15,10 @@ from dcl_processor import Snooze
 from dcl_processor.exceptions import HandlerTimeout, Unsupported
 from dcl_processor.report.errors import HandlerCancelled
 from tests.contract.support import errands as the
-from tests.contract.support.heartbeat import until
 from tests.contract.support.parcels import in_batches, note, parcels, sent, worked
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
+from tests.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases=["default", "other"])]
 

@@ -22,7 +22,7 @@ from freezegun import freeze_time
 from dcl_processor import Retry
 from dcl_processor.exceptions import InsideTransaction, InvalidDone
 from tests.contract.support import errands as the
-from tests.contract.support.heartbeat import HAS_ROW_LOCKS
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
 from tests.contract.support.temporary import at_update, temporary

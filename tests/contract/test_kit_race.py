@@ -13,15 +13,7 @@ from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.testing import race
 from tests import seams
-from tests.contract.support.errands import (
-    PENDING,
-    at_least_once,
-    at_most_once,
-    errands,
-    ignore,
-    retry,
-    transactional,
-)
+from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -31,8 +23,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 def spanning(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
     """Ask in two statements: what comes through a subquery cannot be asked with the lock."""
-    asked = Errand.objects.filter(pk__in=PENDING.values("pk"))
-    return transactional(handler, pending=asked, **options)
+    asked = Errand.objects.filter(pk__in=the.PENDING.values("pk"))
+    return the.transactional(handler, pending=asked, **options)
 
 
 async def touch(row: Errand) -> None:
@@ -41,38 +33,38 @@ async def touch(row: Errand) -> None:
 
 
 RIGHT: dict[str, Callable[[], BatchProcessor[Any]]] = {
-    "spanning": lambda: spanning(ignore),
-    "process_batch": lambda: transactional(ignore, process_batch=ignore, batch_size=2),
-    "at most once": lambda: at_most_once(ignore),
-    "at least once": lambda: at_least_once(ignore, retry=retry()),
-    "async": lambda: at_least_once(touch),
+    "spanning": lambda: spanning(the.ignore),
+    "process_batch": lambda: the.transactional(the.ignore, process_batch=the.ignore, batch_size=2),
+    "at most once": lambda: the.at_most_once(the.ignore),
+    "at least once": lambda: the.at_least_once(the.ignore, retry=the.retry()),
+    "async": lambda: the.at_least_once(touch),
 }
 
 
 if not HAS_ROW_LOCKS:
 
     def test_a_database_without_row_locks_is_refused() -> None:
-        errands(1)
+        the.errands(1)
         with pytest.raises(Unsupported, match=r"locks single rows, .* got SQLite"):
-            race(transactional(ignore))
+            race(the.transactional(the.ignore))
 
 
 if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
     def test_a_right_processor_passes(make: Callable[[], Any]) -> None:
-        errands(5)
+        the.errands(5)
         reports = race(make())
         assert sum(report.raise_for_failures().processed for report in reports) == 5
-        assert not PENDING.all().exists()
+        assert not the.PENDING.all().exists()
 
     def test_the_workers_meet_at_a_row_that_is_locked_and_at_one_that_is_finished() -> None:
-        errands(2)
-        first, second = race(transactional(ignore))
+        the.errands(2)
+        first, second = race(the.transactional(the.ignore))
         assert_run(first, processed=1, stale=1)
         assert_run(second, processed=1, skipped=1)
 
-    @pytest.mark.parametrize("make", [transactional, spanning])
+    @pytest.mark.parametrize("make", [the.transactional, spanning])
     @pytest.mark.parametrize(
         ("seam", "without", "number"),
         [
@@ -86,14 +78,14 @@ if HAS_ROW_LOCKS:
     ) -> None:
         seams.replace(monkeypatch, seams.SUITS, lambda *_: False)
         seams.replace(monkeypatch, seam, without)
-        row = errands(number)[-1]
+        row = the.errands(number)[-1]
         with pytest.raises(AssertionError, match=f"one worker, got both for row {row.pk}"):
-            race(make(ignore))
+            race(make(the.ignore))
 
     def test_a_race_for_nothing_is_refused() -> None:
         with pytest.raises(AssertionError, match="expected pending rows, got none"):
-            race(transactional(ignore))
+            race(the.transactional(the.ignore))
 
     def test_rows_that_are_not_committed_are_refused() -> None:
         with transaction.atomic(), pytest.raises(Unsupported, match="use TransactionTestCase"):
-            race(transactional(ignore))
+            race(the.transactional(the.ignore))

@@ -10,14 +10,7 @@ from django.utils import timezone
 
 from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.testing import assert_settles, make_due
-from tests.contract.support.errands import (
-    at_least_once,
-    at_most_once,
-    errands,
-    ignore,
-    state,
-    transactional,
-)
+from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.retries import retrying
 from tests.contract.support.sessions import part_locked
@@ -37,20 +30,20 @@ def complaint(make: Any, row: Any) -> AssertionError:
 
 
 def test_a_row_that_was_no_candidate_is_told_why() -> None:
-    finished, waiting, deleted = errands(3)
+    finished, waiting, deleted = the.errands(3)
     later = timezone.now() + timedelta(hours=1)
     Errand.objects.filter(pk=finished.pk).update(done=True)
     Errand.objects.filter(pk=waiting.pk).update(next_attempt_at=later)
     Errand.objects.filter(pk=deleted.pk).delete()
-    tried = transactional(ignore, retry=Retry(3))
+    tried = the.transactional(the.ignore, retry=Retry(3))
     assert "got no attempt: it is not in pending: it is done" in str(complaint(tried, finished))
     assert "got no attempt: its next attempt is at " in str(complaint(tried, waiting))
     assert "got no attempt: it is not in the database" in str(complaint(tried, deleted))
 
 
-@pytest.mark.parametrize("make", [transactional, at_most_once, at_least_once])
+@pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
 def test_what_a_handler_asserts_reaches_the_test_with_its_traceback(make: Any) -> None:
-    [row] = errands(1)
+    [row] = the.errands(1)
 
     def handle(row: Errand) -> None:
         assert row.place == 99, "not this place"
@@ -64,11 +57,11 @@ def test_what_a_handler_asserts_reaches_the_test_with_its_traceback(make: Any) -
 if HAS_ROW_LOCKS:
 
     def test_a_locked_row_is_told() -> None:
-        [row] = errands(1)
+        [row] = the.errands(1)
         with part_locked(Errand, row.pk):
-            said = str(complaint(transactional(ignore), row))
+            said = str(complaint(the.transactional(the.ignore), row))
         assert "to be processed, got 1 skipped." in said
-        assert_settles(transactional(ignore), row)
+        assert_settles(the.transactional(the.ignore), row)
 
 
 # --- rows that are expected to fail, to wait, or to need a resource
@@ -91,12 +84,12 @@ def ending(error: Exception | None) -> Any:
 
 @pytest.mark.parametrize("outcome", RAISED)
 def test_a_row_may_be_expected_not_to_be_processed(outcome: Any) -> None:
-    [row] = errands(1)
+    [row] = the.errands(1)
     assert getattr(assert_settles(ending(RAISED[outcome]), row, outcome=outcome), outcome) == 1
 
 
 def test_what_came_instead_is_named() -> None:
-    one, two = errands(2)
+    one, two = the.errands(2)
     words = r"expected <Errand.*> \(key \d+\) to be snoozed, got 1 processed\."
     with pytest.raises(AssertionError, match=words):
         assert_settles(ending(None), one, outcome="snoozed")
@@ -107,7 +100,7 @@ def test_what_came_instead_is_named() -> None:
 
 
 def test_a_row_that_waits_is_made_due_for_its_next_attempt() -> None:
-    [row] = errands(1)
+    [row] = the.errands(1)
     run = ending(RAISED["failed"])
     assert_settles(run, row, outcome="failed")
     with pytest.raises(AssertionError, match="its next attempt is at"):
@@ -118,17 +111,17 @@ def test_a_row_that_waits_is_made_due_for_its_next_attempt() -> None:
 
 
 def test_a_leased_row_is_made_due_and_no_other_row_changes() -> None:
-    row, other = errands(2)
-    run = at_least_once(ignore)
+    row, other = the.errands(2)
+    run = the.at_least_once(the.ignore)
     Errand.objects.update(leased_until=timezone.now() + timedelta(hours=1))
-    before = state(other)
+    before = the.state(other)
     make_due(run, row)
     assert_settles(run, row)
-    assert state(other) == before
+    assert the.state(other) == before
 
 
 def test_the_handler_gets_the_tests_resource() -> None:
-    [row] = errands(1)
+    [row] = the.errands(1)
     got: list[str] = []
 
     def connect() -> Any:
@@ -137,5 +130,5 @@ def test_the_handler_gets_the_tests_resource() -> None:
     def handle(row: Errand, line: str) -> None:
         got.append(line)
 
-    assert_settles(transactional(handle, resource=connect), row, resource="a fake line")
+    assert_settles(the.transactional(handle, resource=connect), row, resource="a fake line")
     assert got == ["a fake line"]

@@ -22,21 +22,15 @@ from dcl_processor.engine import heartbeat, marked
 from dcl_processor.exceptions import InvalidDone
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import Clock
-from tests.contract.support.gate import run_and_meanwhile
-from tests.contract.support.heartbeat import (
-    HAS_ROW_LOCKS,
-    beats_through,
-    begins_to_write,
-    held_beat,
-    until,
-    writes,
-)
+from tests.contract.support.gate import HAS_ROW_LOCKS, run_and_meanwhile
+from tests.contract.support.heartbeat import beats_through, begins_to_write, held_beat, writes
 from tests.contract.support.marking import left_by_a_dead_worker, marking
 from tests.contract.support.messages import updates
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
 from tests.contract.support.wanted import refuse_to_load
 from tests.models import Errand
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -119,7 +113,7 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
             until(lambda: leased_until(row) > before)
 
         def handle(row: Errand) -> str:
-            beat.await_it()
+            the.wait(beat.came, "a heartbeat")
             return "done"
 
         def settles(sql: str) -> bool:
@@ -142,7 +136,7 @@ def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs(beats_soon: None)
 
         def handle(row: Errand) -> None:
             if row.pk == rows[0].pk:
-                beat.await_it()
+                the.wait(beat.came, "a heartbeat")
             else:
                 assert the.state(rows[0])["done"]
                 beat.go.set()
@@ -180,7 +174,7 @@ if HAS_ROW_LOCKS:
 
         def handle(row: Errand) -> None:
             before = leased_until(row)
-            beat.await_it()
+            the.wait(beat.came, "a heartbeat")
             beat.go.set()
             until(lambda: leased_until(row) > before + timedelta(seconds=1))
 
@@ -337,7 +331,7 @@ def test_a_lease_lives_from_the_beginning_of_its_renewal(time: Clock, pauses: Pa
 
         def handle(row: Errand) -> None:
             calls.append(row.pk)
-            beat.await_it()
+            the.wait(beat.came, "a heartbeat")
             time.passed = 61.0
             under_way = len(pauses)
             pauses.held = True  # the next one would renew the lease again

@@ -27,14 +27,10 @@ def begin_past_django() -> None:
     connection.connection.cursor().execute("BEGIN")
 
 
-def enter_a_block() -> None:
-    transaction.atomic().__enter__()
-
-
 LEAVES: dict[str, Callable[[], Any]] = {
     "BEGIN": lambda: execute("BEGIN"),
     "autocommit off": lambda: transaction.set_autocommit(False),
-    "a block never left": enter_a_block,
+    "a block never left": lambda: transaction.atomic().__enter__(),
 }
 if connection.vendor != "mysql":  # whose driver does not know of a transaction
     LEAVES["BEGIN past Django"] = begin_past_django

@@ -17,8 +17,10 @@ from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPend
 from dcl_processor.operator import actions
 from dcl_processor.operator.actions import Written, to_mark_done, to_requeue
 from tests.contract.support import errands as the
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, time_limits, uncommitted
+from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -62,20 +64,14 @@ if connection.vendor == "postgresql":
     def test_rows_whose_commit_fails_for_contention_are_left() -> None:
         """A deferred constraint is checked there, and may have to wait for another session."""
         doubtful = as_a_killed_process_leaves_it(minutes=10)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "CREATE FUNCTION fail_late() RETURNS trigger LANGUAGE plpgsql AS "
-                "'BEGIN RAISE EXCEPTION ''late'' USING ERRCODE = ''40001''; END'"
-            )
-            cursor.execute(
-                "CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON tests_errand "
-                "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_late()"
-            )
-        try:
+        with temporary(
+            "CREATE FUNCTION fail_late() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN RAISE EXCEPTION ''late'' USING ERRCODE = ''40001''; END'; "
+            "CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON tests_errand "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_late()",
+            "DROP FUNCTION fail_late CASCADE",
+        ):
             assert processor().requeue(Errand.objects.all()) == 0
-        finally:
-            with connection.cursor() as cursor:
-                cursor.execute("DROP FUNCTION fail_late CASCADE")
         before = the.state(doubtful)
         assert before == the.state(as_a_killed_process_leaves_it(minutes=10))
 
@@ -318,9 +314,6 @@ def test_a_row_that_was_put_back_and_failed_again_is_left(again: dict[str, Any])
     write.to_free(chosen, written, seconds=1)
     assert (written.written, written.changed) == ([other.pk], [row.pk])
     assert (the.state(row)["dead"], the.untouched(other)) == (True, True)
-
-
-HAS_ROW_LOCKS = connection.features.has_select_for_update
 
 
 def test_values_that_the_database_refuses_are_written_to_no_row_and_the_session_is_as_before() -> (

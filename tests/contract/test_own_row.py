@@ -12,10 +12,11 @@ from django.db import connection, transaction
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
-from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import in_batches
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel, Scan
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 

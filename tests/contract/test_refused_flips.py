@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from django.db import IntegrityError, connection
 from dcl_processor.exceptions import InvalidDone
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import execute
+from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -65,23 +64,18 @@ if connection.vendor != "sqlite":  # which has no lengths, nor rights
 
 if connection.vendor == "postgresql":
 
-    @contextmanager
-    def without_right() -> Iterator[None]:
-        """Take from the session the right to write the result."""
-        columns = [f.attname for f in Errand._meta.concrete_fields if f.attname != "result"]
-        execute("CREATE ROLE tests_clerk; GRANT SELECT ON tests_errand TO tests_clerk")
-        execute(f"GRANT UPDATE ({', '.join(columns)}) ON tests_errand TO tests_clerk")
-        execute("SET ROLE tests_clerk")
-        try:
-            yield
-        finally:
-            execute("RESET ROLE; DROP OWNED BY tests_clerk; DROP ROLE tests_clerk")
-
     def test_a_missing_right_is_named_before_the_first_handler() -> None:
         the.errands(3)
         calls: list[int] = []
         run = the.transactional(charging(calls), done={"done": True, "result": "sent"})
-        with without_right(), pytest.raises(InvalidDone, match="permission denied"):
+        columns = [f.attname for f in Errand._meta.concrete_fields if f.attname != "result"]
+        rights = f"SELECT, UPDATE ({', '.join(columns)})"
+        without_right = temporary(
+            f"CREATE ROLE tests_clerk; GRANT {rights} ON tests_errand TO tests_clerk; "
+            "SET ROLE tests_clerk",
+            "RESET ROLE; DROP OWNED BY tests_clerk; DROP ROLE tests_clerk",
+        )
+        with without_right, pytest.raises(InvalidDone, match="permission denied"):
             run()
         assert calls == []
 

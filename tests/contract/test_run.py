@@ -11,7 +11,6 @@ from django.test import TestCase
 
 from dcl_processor.exceptions import InsideTransaction, InvalidOption
 from tests.contract.support import errands as the
-from tests.contract.support.errands import ignore
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
@@ -35,14 +34,14 @@ def test_limit_counts_handler_calls_those_that_fail_included() -> None:
 @database
 def test_a_limit_that_is_just_met_is_no_reason_to_say_more_is_left() -> None:
     parcels(2)
-    assert_run(processor(ignore)(limit=2), processed=2)
+    assert_run(processor(the.ignore)(limit=2), processed=2)
 
 
 @database
 def test_a_transaction_on_another_alias_is_none_of_its_business() -> None:
     parcels(1)
     with transaction.atomic(using="other"):
-        assert_run(processor(ignore)(), processed=1)
+        assert_run(processor(the.ignore)(), processed=1)
 
 
 class InsideTestCase(TestCase):
@@ -60,7 +59,7 @@ class InsideTestCase(TestCase):
 
     def test_a_block_of_ones_own_is_refused_here_too(self) -> None:
         with transaction.atomic(), pytest.raises(InsideTransaction):
-            processor(ignore)()
+            processor(the.ignore)()
 
 
 @pytest.mark.django_db
@@ -83,8 +82,8 @@ def test_a_run_that_did_something_is_logged_and_an_empty_one_only_for_debugging(
 ) -> None:
     parcels(1)
     with caplog.at_level(logging.DEBUG, logger="dcl_processor"):
-        processor(ignore)()
-        processor(ignore)()
+        processor(the.ignore)()
+        processor(the.ignore)()
     assert [(r.levelname, r.getMessage().split(" in ")[0]) for r in caplog.records] == [
         ("INFO", "tests.ignore: 1 processed"),
         ("DEBUG", "tests.ignore: nothing pending"),
@@ -121,4 +120,4 @@ def test_parameters_that_cannot_be_meant_are_refused(
     parameters: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
-        processor(ignore)(**parameters)
+        processor(the.ignore)(**parameters)

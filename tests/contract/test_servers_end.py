@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,23 +17,13 @@ from tests.contract.support import errands as the
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, end_session, until_ended
-from tests.contract.support.temporary import execute
+from tests.contract.support.temporary import execute, temporary
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 MARIADB = connection.vendor == "mysql"
 HAS_SERVER = connection.vendor != "sqlite"
-
-
-@contextmanager
-def server_says(setting: str, meanwhile: Any, afterwards: Any) -> Iterator[None]:
-    execute(f"SET GLOBAL {setting} = {meanwhile}", "other")
-    try:
-        yield
-    finally:
-        execute(f"SET GLOBAL {setting} = {afterwards}", "other")
-        connection.close()
 
 
 TIMEOUTS = {
@@ -66,18 +56,9 @@ if HAS_SERVER:
         assert list(rows) == [(True, 0), (False, 1), (True, 0)]
 
 
-@contextmanager
-def query_only() -> Iterator[None]:
-    execute("PRAGMA query_only = 1")
-    try:
-        yield
-    finally:
-        execute("PRAGMA query_only = 0")
-
-
 READ_ONLY: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "postgresql": lambda: connected({"options": "-c default_transaction_read_only=on"}),
-    "sqlite": query_only,
+    "sqlite": lambda: temporary("PRAGMA query_only = 1", "PRAGMA query_only = 0"),
 }
 
 
@@ -172,7 +153,8 @@ if MARIADB:
         """A statement for several rows has 200,000 characters of their values at most."""
         the.errands(12)
         calls: list[int] = []
-        with server_says("max_allowed_packet", 2**20, 2**24):
+        limit = "SET GLOBAL max_allowed_packet = {}".format
+        with temporary(limit(2**20), limit(2**24)):
             connection.close()
             report = the.at_least_once(
                 the.ignore,
@@ -180,6 +162,7 @@ if MARIADB:
                 done=lambda row: {"done": True, "last_error": f"{row.place % 10}" * 500_000},
                 batch_size=6,
             )()
+        connection.close()
         assert_run(report, processed=12, redone=0)
         assert sorted(calls) == [*range(12)]
         told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
@@ -221,7 +204,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-if connection.vendor != "sqlite":  # which has no server
+if HAS_SERVER:
 
     @the.all_deliveries
     def test_no_handler_is_called_until_it_is_back(make: the.Make, server: Server) -> None:

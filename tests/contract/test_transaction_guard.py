@@ -73,10 +73,6 @@ def _no_table() -> Any:
         execute("DROP TABLE IF EXISTS tests_fence")
 
 
-def flips_by_itself(row: Parcel) -> None:
-    Parcel.objects.filter(pk=row.pk).update(sent=True)
-
-
 FLIPS: dict[str, dict[str, Any]] = {
     "constant": {},
     "computed": {"done": {"sent": True, "note": lambda: "x"}},
@@ -98,7 +94,7 @@ def test_a_replaced_transaction_gets_no_flip(
     def handle(row: Parcel) -> None:
         calls.append(row.priority)
         if is_own:
-            flips_by_itself(row)
+            Parcel.objects.filter(pk=row.pk).update(sent=True)
         if row.priority == 1:
             replace()
 

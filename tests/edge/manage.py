@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from django.db import connections
-
 from tests.databases import environment
 from tests.environments import CHECKOUT
 from tests.waiting import PATIENCE
@@ -104,8 +102,3 @@ def started(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
             yield process
         finally:
             process.kill()
-
-
-def execute(sql: str, using: str = "default") -> None:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import threading
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
 from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.pending import steady
 from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.errands import elsewhere
 from tests.edge.manage import Install, Manage, command, processors, shown_on_a_terminal, started
 from tests.edge.watchers import parcels, unsent
 from tests.gates import at_gate
 from tests.models import Errand, Parcel
-from tests.waiting import PATIENCE, join
+from tests.waiting import PATIENCE
 from tests.warehouse import processors as warehouse
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -232,13 +231,7 @@ def test_in_a_thread_it_runs_without_handlers(installed: None) -> None:
     parcels("")
     out = StringIO()
 
-    def run() -> None:
-        call_command("processors", "run", "warehouse.deliver", stdout=out)
-        connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    join(thread)
+    elsewhere(lambda: call_command("processors", "run", "warehouse.deliver", stdout=out))
     assert out.getvalue().startswith("warehouse.deliver: 1 processed")
 
 

@@ -16,8 +16,9 @@ from django.test import override_settings
 
 from dcl_processor.insights import doctor as insights
 from dcl_processor.insights.doctor import Level
+from tests.contract.support.temporary import execute, temporary
 from tests.databases import other
-from tests.edge.manage import Install, Manage, execute
+from tests.edge.manage import Install, Manage
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -56,14 +57,15 @@ def parcels(number: int, **values: Any) -> None:
 def role() -> Iterator[str]:
     """Make a role that may use the tables, and nothing else; ``other`` connects as this role."""
     name = f"dcl_doctor_{secrets.token_hex(4)}"
-    execute(f"CREATE ROLE {name} LOGIN")
-    execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
-    try:
-        with other(USER=name), override_settings(DATABASE_ROUTERS=[ReadsOther()]):
-            yield name
-    finally:
-        execute(f"DROP OWNED BY {name}")
-        execute(f"DROP ROLE {name}")
+    with (
+        temporary(
+            f"CREATE ROLE {name} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}",
+            f"DROP OWNED BY {name}; DROP ROLE {name}",
+        ),
+        other(USER=name),
+        override_settings(DATABASE_ROUTERS=[ReadsOther()]),
+    ):
+        yield name
 
 
 class ReadsOther:
@@ -170,12 +172,12 @@ def test_a_refused_flip_is_named_in_the_words_of_a_dry_run(manage: Manage) -> No
     """The right is there, and the table's constraint refuses the value."""
     parcels(1)
     assert doctor(manage).level("flip") == "ok"
-    execute("ALTER TABLE tests_parcel ADD CONSTRAINT doctor_never CHECK (NOT sent)")
-    try:
+    with temporary(
+        "ALTER TABLE tests_parcel ADD CONSTRAINT doctor_never CHECK (NOT sent)",
+        "ALTER TABLE tests_parcel DROP CONSTRAINT doctor_never",
+    ):
         found = doctor(manage)
         dry = manage("run", DELIVER, "--dry-run")
-    finally:
-        execute("ALTER TABLE tests_parcel DROP CONSTRAINT doctor_never")
     assert (found.code, found.level("flip")) == (1, "problem")
     said = found.what("flip")
     assert "doctor_never" in said

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.edge.manage import Manage, execute
+from tests.contract.support.temporary import execute
+from tests.edge.manage import Manage
 from tests.edge.watchers import parcels as made
 from tests.models import Parcel
 

@@ -13,7 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor.operator import actions
 from dcl_processor.options.worker import this_user
-from tests.edge.manage import Install, Manage, execute
+from tests.contract.support.temporary import execute
+from tests.edge.manage import Install, Manage
 from tests.edge.stuck import DEAD, another_session, claimed
 from tests.models import Errand, Message, Seat
 

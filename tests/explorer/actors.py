@@ -148,10 +148,6 @@ class Actor:
         if self.is_dead:
             raise Died
 
-    def throw(self, sides: int) -> int:
-        """Throw a die, whose sides are tried one after the other."""
-        return int(self.point(Step("die", choices=sides)) or 0)
-
     def _its(self, step: Step) -> Step:
         # Between the steps of a heart it looks at, and changes, what it shares with its copy.
         return replace(step, writes=step.writes | {self.memory}) if self.is_heart else step

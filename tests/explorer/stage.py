@@ -24,6 +24,7 @@ from .control import CLOCK_SET_BACK, Control
 from .leases import Clock, Hands
 from .schedule import Schedule, Told, Violation
 from .search import After, Chooser, Dice, Parts, Pruned, Search, Written
+from .steps import Step
 from .subjects import EDITOR, FIRST, Subject, edit
 
 #: What each search may take that is not run whole otherwise (``make explore``).
@@ -249,4 +250,5 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
 
 
 def _randbelow(sides: int) -> int:
-    return here().throw(sides) if sides > 1 else 0
+    # A die, whose sides are tried one after the other.
+    return int(here().point(Step("die", choices=sides)) or 0) if sides > 1 else 0

@@ -305,11 +305,11 @@ LEASED_KEYS = (
     "SELECT attempts FROM tests_errand, explorer.clock"
     " WHERE leased_until > statement_timestamp() + make_interval(secs => passed)"
 )
-BY_KEY: list[tuple[str, dict[str, Any], str]] = [
-    ("transactional", DONE, ""),
-    ("claim", CLAIM, CLAIMED_KEYS),
-    ("lease", LEASE, LEASED_KEYS),
-]
+BY_KEY: dict[str, tuple[dict[str, Any], str]] = {
+    "transactional": (DONE, ""),
+    "claim": (CLAIM, CLAIMED_KEYS),
+    "lease": (LEASE, LEASED_KEYS),
+}
 
 
 def keyed(
@@ -322,7 +322,7 @@ def keyed(
     **options: Any,
 ) -> Subject:
     """Have rows in keys. Their column is one that nothing else here looks at."""
-    [(common, ask_in_flight)] = [(o, ask) for name, o, ask in BY_KEY if name == delivery]
+    common, ask_in_flight = BY_KEY[delivery]
     of_mode, most = MODES[mode]
     return replace(
         errands(
@@ -346,14 +346,14 @@ def _named(subjects: Iterable[Subject]) -> dict[str, Subject]:
 
 
 #: Rows in two keys, of which one has more than one row.
-KEYED = _named(keyed(delivery, mode) for delivery, *_ in BY_KEY for mode in MODES)
+KEYED = _named(keyed(delivery, mode) for delivery in BY_KEY for mode in MODES)
 #: Two rows of one key: fewer schedules, and each copy wants what the other one has.
 ONE_KEY = _named(
-    keyed(delivery, mode, keys=1, more="_one_key") for delivery, *_ in BY_KEY for mode in MODES
+    keyed(delivery, mode, keys=1, more="_one_key") for delivery in BY_KEY for mode in MODES
 )
 #: Rows that are claimed together, and whose number in flight the look at the siblings cuts.
 KEYED_BATCHES = _named(
-    keyed(delivery, "two_at_once", more="_batch", batch_size=2) for delivery, *_ in BY_KEY
+    keyed(delivery, "two_at_once", more="_batch", batch_size=2) for delivery in BY_KEY
 )
 #: A head that waits for its next attempt; the column of the key is no counter here.
 WAITS = Retry(None, attempts="place", last_error=None, backoff=3600, jitter=0)
@@ -383,23 +383,15 @@ HEADS = _named(
     ]
 )
 ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **HEADS}
-SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
-MORE = {each.name: each for each in [*WILFUL, *EDITED, *MARKED, PIPELINE]}
+SUBJECTS = _named([*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE])
+MORE = _named([*WILFUL, *EDITED, *MARKED, PIPELINE])
 CHOOSING = {
-    f"{name}_choosing": replace(SUBJECTS[name], name=f"{name}_choosing", chooses=True)
-    for name in (
-        "transactional",
-        "transactional_spanning",
-        "transactional_joined",
-        "claim",
-        "lease",
-    )
+    f"{each.name}_choosing": replace(each, name=f"{each.name}_choosing", chooses=True)
+    for each in SUBJECTS.values()
+    if not each.tries and each.name not in ("claim_spanning", "lease_spanning")
 }
 #: Those whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, even if another worker has the row: no settlement can help that.
-LAPSING = [
-    *("lease_saving", "lease_locking", "lease_pipeline"),
-    *("lease_marked", "lease_marked_trying"),
-]
+LAPSING = [name for name in MORE if name.startswith("lease") and name != "lease_saving_another"]
 #: Those whose leases are renewed twice.
 BEATING = ["lease_saving", "lease_saving_another", "lease_locking"]

@@ -88,10 +88,3 @@ def test_a_fault_is_found(fault: str) -> None:
 def search(stage: Stage) -> None:
     stage.explore(most=MOST)
     stage.sample(MOST, by=Priorities)
-
-
-@pytest.mark.parametrize(("name", "setting"), {n: h for n, h, _ in FAULTS.values()}.items())
-def test_nothing_is_found_without_a_fault(name: str, setting: dict[str, Any]) -> None:
-    """With the same searches, as far as they go until they have found a fault."""
-    with staged(EVERY[name], **setting) as stage:
-        assert stage.explore(most=20).schedules

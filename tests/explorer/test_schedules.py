@@ -185,7 +185,7 @@ def test_i2_in_schedules_that_begin_with_a_race_for_one_key(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("delivery", [name for name, *_ in BY_KEY])
+@pytest.mark.parametrize("delivery", BY_KEY)
 def test_i2_an_earlier_row_may_be_put_back_while_another_of_its_key_is_in_flight(
     delivery: str, mode: str
 ) -> None:
@@ -268,7 +268,7 @@ def test_i9_a_copy_that_dies_at_any_step_beside_another_one(name: str) -> None:
         assert stage.sample(20, by=Priorities).schedules >= 20
 
 
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name.startswith("lease")])
+@pytest.mark.parametrize("name", LEASES)
 def test_i9_a_copy_that_dies_under_a_lease_that_lapses(name: str) -> None:
     with staged(SUBJECTS[name], dies=True, lapse=True, hearts=1) as stage:
         assert stage.explore(most=MOST_KEYED).schedules

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from dcl_processor import Report
+from dcl_processor.report.report import COUNTS
 from tests.contract.support import errands as the
 from tests.models import Errand
 
 from .cells import LEAST, MOST, ROWS, TIMES, Cell
 from .faults import fired, injected
-from .ways import ATTEMPTS, Came, Subject
+from .ways import ATTEMPTS, Subject
 
 #: Runs after which a cell has to stand still.
 MOST_RUNS = 10
@@ -31,16 +33,16 @@ def judge(cell: Cell) -> None:
         Errand.objects.all().delete()
 
 
-def _until_still(subject: Subject) -> list[Came]:
+def _until_still(subject: Subject) -> list[Report]:
     """Run until a run has changed nothing; leases that are left lapse in between."""
-    runs: list[Came] = []
+    runs: list[Report] = []
     before: list[Any] = []
     while len(runs) < MOST_RUNS:
         done = _done()
         came = subject.run()
         runs.append(came)
         assert came.processed == len(_done() - done), (came, "rows that are done now")
-        assert not _done() & {*came.failures}, (came, "is done, and was reported as failed")
+        assert not _done() & _failed(came), (came, "is done, and was reported as failed")
         Errand.objects.filter(leased_until__isnull=False).update(leased_until=LAPSED)
         calls = subject.calls.copy()
         cell = subject.cell
@@ -54,6 +56,10 @@ def _until_still(subject: Subject) -> list[Came]:
     raise AssertionError(f"expected a run that changes nothing, got {runs}, {before}")
 
 
+def _failed(came: Report) -> set[Any]:
+    return {each.pk for each in came.failures}
+
+
 def _done() -> set[Any]:
     return {*Errand.objects.filter(done=True).values_list("pk", flat=True)}
 
@@ -65,7 +71,9 @@ def _state(*, without: bool) -> list[Any]:
     return [*Errand.objects.order_by("pk").values_list(*names)]
 
 
-def _judge_others(cell: Cell, subject: Subject, runs: list[Came], rows: dict[int, Errand]) -> None:
+def _judge_others(
+    cell: Cell, subject: Subject, runs: list[Report], rows: dict[int, Errand]
+) -> None:
     """Judge the rows beside the refused one: they are done, and none has failed."""
     others = [place for place in rows if place != cell.place]
     left = [place for place in others if not rows[place].done or _is_marked(rows[place])]
@@ -74,7 +82,7 @@ def _judge_others(cell: Cell, subject: Subject, runs: list[Came], rows: dict[int
     if not cell.in_transaction:
         again = [place for place in others if subject.calls[place] > 1]
         assert not again, f"rows {again} were handled again: {runs}"
-    assert not [each for each in runs if {*each.failures} - {rows[cell.place].pk}], runs
+    assert not [each for each in runs if _failed(each) - {rows[cell.place].pk}], runs
 
 
 def _judge_record(cell: Cell, calls: int, more: int, row: Errand, said: Any) -> None:
@@ -107,16 +115,17 @@ def _judge_unrecorded(cell: Cell, calls: int, row: Errand, said: Any) -> None:
         assert calls >= 1, said
 
 
-def _was_skipped(runs: list[Came]) -> bool:
+def _was_skipped(runs: list[Report]) -> bool:
     """Return whether the claim was left to a later pass, as that of a locked row is."""
-    return all(each.others == {"skipped": 1} for each in runs)
+    others = [name for name in COUNTS if name != "processed"]
+    return all(each.skipped == sum(getattr(each, name) for name in others) == 1 for each in runs)
 
 
 def _is_marked(row: Errand) -> bool:
     return row.claimed or row.leased_until is not None or row.claimed_at is not None
 
 
-def _judge_refused(cell: Cell, subject: Subject, runs: list[Came], row: Errand) -> None:
+def _judge_refused(cell: Cell, subject: Subject, runs: list[Report], row: Errand) -> None:
     calls, said = subject.calls[cell.place], (subject.calls, runs, vars(row))
     more = sum(each.redone for each in runs)
     if cell.fails and cell.in_transaction and not cell.lasts:

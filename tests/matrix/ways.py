@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import connection
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from dcl_processor import Lease, Retry, batch_processor
+from dcl_processor import Lease, Report, Retry, batch_processor
 from tests.models import Errand
 from tests.waiting import until
 
@@ -27,18 +26,6 @@ def _look_on(execute: Callable[..., Any], *arguments: Any) -> Any:
     return execute(*arguments)
 
 
-@dataclass
-class Came:
-    """What one run came to, as its report has it."""
-
-    processed: int = 0
-    failed: int = 0
-    redone: int = 0
-    others: dict[str, int] = field(default_factory=dict)
-    failures: list[Any] = field(default_factory=list)
-    errors: list[BaseException] = field(default_factory=list)
-
-
 class Subject:
     """The processor of a cell, and how often its handler was called for each place."""
 
@@ -46,25 +33,16 @@ class Subject:
         self.cell, self.calls = cell, Counter[int]()
         self.processor = batch_processor(**self._options())(self._handler())
 
-    def run(self) -> Came:
+    def run(self) -> Report:
         options: dict[str, Any] = {"concurrency": 3} if self.cell.way == "threads" else {}
         if self.cell.lasts:
             options["wait_for_locked"] = 0
         is_watched = self.cell.way == "watched"
         with connection.execute_wrapper(_look_on) if is_watched else nullcontext():
             report = self.processor.run(**options)
-        names = ("skipped", "stale", "lease_lost", "discarded", "snoozed", "held")
-        others = {name: getattr(report, name) for name in names if getattr(report, name)}
         assert report.stopped == "drained", report
         assert report.failed == len(report.failures)
-        return Came(
-            report.processed,
-            report.failed,
-            report.redone,
-            others,
-            [each.pk for each in report.failures],
-            [each.error for each in report.failures],
-        )
+        return report
 
     def _handle(self, row: Errand) -> None:
         cell = self.cell
@@ -83,9 +61,6 @@ class Subject:
             self._handle(row)
 
         return handle_async if self.cell.way == "async" else handle
-
-    def _handle_all(self, rows: Sequence[Errand]) -> list[Any]:
-        return [*map(self._result, rows)]
 
     def _result(self, row: Errand) -> Any:
         try:
@@ -130,7 +105,7 @@ class Subject:
         if cell.way == "groups":
             options["group_by"] = "place"
         if cell.way == "bulk":
-            options["process_batch"] = self._handle_all
+            options["process_batch"] = lambda rows: [*map(self._result, rows)]
         # Values of their own: such rows share a statement, and are looked at afterwards.
         own = cell.way == "bulk" or cell.stage == "look"
         return {

@@ -38,8 +38,8 @@ def call(robot: str, method: str, **body: Any) -> tuple[int, Any]:
     return answer.status_code, answer.json()
 
 
-def pull(robot: str = "one") -> str:
-    status, answer = call(robot, "pull")
+def pull() -> str:
+    status, answer = call("one", "pull")
     assert status == 200
     [packing] = answer["packings"]
     token: str = packing["token"]

@@ -25,11 +25,8 @@ is_installed = SOFTWARE.is_installed
 
 
 @contextmanager
-def mariadb(*more: str) -> Iterator[str]:
-    """Run a MariaDB for the ``with`` block, and give the URL of an empty server.
-
-    ``more``: options of the server.
-    """
+def mariadb() -> Iterator[str]:
+    """Run a MariaDB for the ``with`` block, and give the URL of an empty server."""
     install, server = SOFTWARE.find()
     with SOFTWARE.folder() as folder:
         options = ["--no-defaults", f"--datadir={folder / 'data'}"]
@@ -37,7 +34,7 @@ def mariadb(*more: str) -> Iterator[str]:
         path = folder / "socket"
         options += [f"--socket={path}", f"--pid-file={folder / 'pid'}"]
         options += ["--skip-networking", "--character-set-server=utf8mb4"]
-        with SOFTWARE.serving(folder, server, *options, *more, is_ready=lambda: _greets(path)):
+        with SOFTWARE.serving(folder, server, *options, is_ready=lambda: _greets(path)):
             yield f"mysql://root@localhost/mysql?unix_socket={path}"
 
 

@@ -29,8 +29,7 @@ class Wire:
     def asks(self, message: bytes) -> bool:
         return bool(message)
 
-    def answers(self, message: bytes) -> bool:
-        return bool(message)
+    answers = asks
 
     def carry(self) -> None:
         with self.client, self.server:

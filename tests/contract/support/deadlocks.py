@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event
 
 from django.db import connection, connections, transaction
 
+from tests.contract.support.errands import meanwhile
 from tests.models import Depot, Tag
-from tests.waiting import join, until, wait
+from tests.waiting import until, wait
 
 HEAVY = 500  # rows that the other session has written; InnoDB ends the one that wrote less
 
@@ -29,18 +30,13 @@ def deadlock() -> Iterator[Callable[[], None]]:
     holds, go = Event(), Event()
 
     def other() -> None:
-        try:
-            with transaction.atomic(using="other"):
-                _let_the_other_wait()
-                Tag.objects.using("other").bulk_create([Tag(name="heavy") for _ in range(HEAVY)])
-                Depot.objects.using("other").filter(pk=theirs.pk).update(name="other")
-                holds.set()
-                wait(go)
-                Depot.objects.using("other").filter(pk=ours.pk).update(name="other")
-        finally:
-            connections.close_all()
-
-    thread = Thread(target=other)
+        with transaction.atomic(using="other"):
+            _let_the_other_wait()
+            Tag.objects.using("other").bulk_create([Tag(name="heavy") for _ in range(HEAVY)])
+            Depot.objects.using("other").filter(pk=theirs.pk).update(name="other")
+            holds.set()
+            wait(go)
+            Depot.objects.using("other").filter(pk=ours.pk).update(name="other")
 
     def run_into_it() -> None:
         Depot.objects.filter(pk=ours.pk).update(name="default")
@@ -48,13 +44,13 @@ def deadlock() -> Iterator[Callable[[], None]]:
         wait_until_a_session_waits()
         Depot.objects.filter(pk=theirs.pk).update(name="default")
 
-    thread.start()
-    try:
-        wait(holds)
-        yield run_into_it
-    finally:
-        go.set()
-        join(thread)
+    with meanwhile(other) as results:
+        try:
+            wait(holds)
+            yield run_into_it
+        finally:
+            go.set()
+    assert results == [None], results
     assert set(Depot.objects.values_list("name", flat=True)) == {"other"}
 
 

@@ -105,22 +105,16 @@ def raising(error: BaseException) -> Callable[[Any], None]:
 
 def elsewhere(act: Callable[[], T]) -> T:
     """Do something in a thread and on connections of its own, and wait for it."""
-    results: list[T] = []
-    errors: list[BaseException] = []
+    with meanwhile(act) as results:
+        pass
+    result: T = answer(results)
+    return result
 
-    def work() -> None:
-        try:
-            results.append(act())
-        except BaseException as error:  # noqa: BLE001  # raised again below
-            errors.append(error)
-        finally:
-            connections.close_all()
 
-    thread = Thread(target=work)
-    thread.start()
-    waiting.join(thread)
-    if errors:
-        raise errors[0]
+def answer(results: list[Any]) -> Any:
+    """Return what the thread of ``meanwhile`` returned, or raise what it raised."""
+    if isinstance(results[0], BaseException):
+        raise results[0]
     return results[0]
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
 from typing import Any, TypeVar
 
 from django.db import connection, connections
 
+from tests.contract.support.errands import answer, meanwhile
 from tests.contract.support.messages import updates
-from tests.waiting import join, until
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -99,31 +99,20 @@ def _at_lock(using: str, at: int, then: Callable[[str], str]) -> Iterator[None]:
 
 
 def _run_through_the_gate(run: Callable[[], T], act: Callable[[], None], using: str, at: int) -> T:
-    results: list[T] = []
-    errors: list[BaseException] = []
+    def suspended() -> T:
+        with _at_lock(using, at, _put_the_gate_in):
+            return run()
 
-    def suspended() -> None:
-        try:
-            with _at_lock(using, at, _put_the_gate_in):
-                results.append(run())
-        except BaseException as error:  # noqa: BLE001  # raised again in the test's own thread
-            errors.append(error)
-        finally:
-            connections.close_all()
-
-    thread = Thread(target=suspended)
     with connections[other_than(using)].cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [KEY])
-        try:
-            thread.start()
-            if _somebody_is_at_the_gate(cursor, thread):
-                act()
-        finally:
-            cursor.execute("SELECT pg_advisory_unlock(%s)", [KEY])
-            join(thread)
-    if errors:
-        raise errors[0]
-    return results[0]
+        with meanwhile(suspended) as results:
+            try:
+                if _somebody_is_at_the_gate(cursor, results):
+                    act()
+            finally:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [KEY])
+    result: T = answer(results)
+    return result
 
 
 def _put_the_gate_in(sql: str) -> str:
@@ -133,7 +122,7 @@ def _put_the_gate_in(sql: str) -> str:
     return f"{predicate} AND tests_gate(){order}{by}{lock}{way}"
 
 
-def _somebody_is_at_the_gate(cursor: Any, thread: Thread) -> bool:
+def _somebody_is_at_the_gate(cursor: Any, results: list[Any]) -> bool:
     """Wait for it; False when the run ended without coming there, and has an error to tell."""
     is_there = False
 
@@ -146,7 +135,7 @@ def _somebody_is_at_the_gate(cursor: Any, thread: Thread) -> bool:
             [KEY],
         )
         is_there = bool(cursor.fetchone()[0])
-        return is_there or not thread.is_alive()
+        return is_there or bool(results)
 
     until(came_or_ended, "the run to come to the gate", 0.001)
     return is_there

@@ -11,14 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.backends.signals import connection_created
 
 from dcl_processor.engine import heartbeat
-from tests import waiting
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.waiting import wait
-
-HAS_ROW_LOCKS = connection.features.has_select_for_update
 
 
 @dataclass
@@ -27,9 +24,6 @@ class Beat:
 
     came: Event = field(default_factory=Event)
     go: Event = field(default_factory=Event)
-
-    def await_it(self) -> None:
-        wait(self.came, "a heartbeat")
 
 
 def beat_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +81,3 @@ def beats_through(wrapper: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         connection_created.disconnect(watch)
-
-
-def until(true: Callable[[], Any]) -> None:
-    """Wait until it is true, looking often, for a limited time."""
-    waiting.until(true, "something to become true")

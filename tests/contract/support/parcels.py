@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+from django.db import connection
 
 from dcl_processor import BatchProcessor, batch_processor
 from tests.contract.support.messages import separately
@@ -53,7 +53,7 @@ def _places(**values: Any) -> list[int]:
 
 
 @contextmanager
-def statements(using: str = "default") -> Iterator[list[str]]:
+def statements() -> Iterator[list[str]]:
     """Yield the statements that are sent meanwhile, BEGIN and COMMIT excepted."""
     seen: list[str] = []
 
@@ -62,7 +62,7 @@ def statements(using: str = "default") -> Iterator[list[str]]:
             seen.append(sql)
         return execute(sql, *args)
 
-    with separately(), connections[using].execute_wrapper(wrapper):
+    with separately(), connection.execute_wrapper(wrapper):
         yield seen
 
 

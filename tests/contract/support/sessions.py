@@ -12,8 +12,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet
 
 from tests.contract.support.errands import meanwhile, sessions, wait
-from tests.contract.support.heartbeat import until
 from tests.contract.support.messages import separately
+from tests.waiting import until
 
 
 @contextmanager

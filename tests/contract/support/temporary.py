@@ -24,12 +24,7 @@ def temporary(create: str, drop: str) -> Iterator[None]:
 
 
 def at_update(
-    condition: str,
-    action: str,
-    *,
-    times: int | None = None,
-    when: str = "BEFORE",
-    table: str = "tests_errand",
+    condition: str, action: str, *, times: int | None = None, table: str = "tests_errand"
 ) -> AbstractContextManager[None]:
     """Let PostgreSQL do something in each update for which the condition holds.
 
@@ -40,7 +35,7 @@ def at_update(
         "CREATE SEQUENCE tests_times; "
         "CREATE FUNCTION tests_at_update() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$ BEGIN IF {condition}{counted} THEN {action}; END IF; RETURN NEW; END $$; "
-        f"CREATE TRIGGER tests_at_update {when} UPDATE ON {table} "
+        f"CREATE TRIGGER tests_at_update BEFORE UPDATE ON {table} "
         "FOR EACH ROW EXECUTE FUNCTION tests_at_update()",
         f"DROP TRIGGER tests_at_update ON {table}; DROP FUNCTION tests_at_update; "
         "DROP SEQUENCE tests_times",
