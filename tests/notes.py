@@ -23,3 +23,10 @@ def notes_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TMPDIR", folder)
         patch.setattr("tempfile.tempdir", None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def of_each_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the notes in a folder of the test's own: the next one finds none."""
+    with notes_apart(tmp_path_factory):
+        yield

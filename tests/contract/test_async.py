@@ -164,7 +164,6 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: the.Make) -> No
 def test_inside_testcase_handlers_run_one_by_one_and_get_an_async_resource(make: the.Make) -> None:
     the.errands(2)
     seen: list[str] = []
-
     at_work: list[int] = []
 
     class Shop:

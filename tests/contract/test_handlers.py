@@ -29,11 +29,7 @@ def test_a_handler_that_deletes_its_row_has_processed_it(make: the.Make) -> None
 def test_a_handler_that_leaves_its_row_pending_is_found_out_at_the_second_row() -> None:
     parcels(5)
     calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-
-    report = processor(handle, done=None)()
+    report = processor(lambda row: calls.append(row.pk), done=None)()
     assert_run(report, failed=2, stopped="failures")
     assert len(calls) == 2
     assert {type(failure.error) for failure in report.failures} == {StillPending}

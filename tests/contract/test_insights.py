@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import F, Func, IntegerField, Q
+from django.db.models import F, Func, IntegerField
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, batch_processor
@@ -19,6 +19,8 @@ from dcl_processor.insights.rows import Listed, Row, listed, show
 from dcl_processor.insights.status import ASKED, LINE, status, troubles_first
 from dcl_processor.pending import steady
 from tests.contract.support import errands as the
+from tests.contract.support.groups import rows_of
+from tests.contract.support.marking import marking
 from tests.contract.support.sessions import connected, time_limits
 from tests.contract.support.temporary import temporary
 from tests.models import Depot, Errand, Parcel, Scan
@@ -140,13 +142,10 @@ if connection.vendor != "mysql":  # which has no keys
 
     def test_rows_of_a_key_whose_places_are_taken_are_held_and_not_due() -> None:
         """Nothing would start them now, and no retry time says so."""
-        for place in (1, 1, 1, 2, 2):
-            Errand.objects.create(place=place)
-        Errand.objects.filter(pk=Errand.objects.earliest("pk").pk).update(
-            leased_until=ago(hours=-1)
-        )
+        first, _, last, *_ = rows_of(1, 1, 1, 2, 2)
+        Errand.objects.filter(pk=first.pk).update(leased_until=ago(hours=-1))
         Errand.objects.create(place=2, next_attempt_at=ago(hours=-1))
-        run, last = keyed(the.at_least_once), Errand.objects.filter(place=1).latest("pk")
+        run = keyed(the.at_least_once)
         assert due_and_held(run) == (2, 2)
         assert known(run, last).parts["held"] is True
         assert reason(run, last).startswith("it waits for its key")
@@ -154,8 +153,7 @@ if connection.vendor != "mysql":  # which has no keys
         assert due_and_held(the.at_least_once(the.ignore, retry=the.retry())) == (4, 0)
 
     def test_a_row_in_doubt_holds_its_key() -> None:
-        the.errands(2)
-        Errand.objects.update(place=1)
+        rows_of(1, 1)
         Errand.objects.create(place=1, claimed=True, claimed_at=ago(hours=2))
         assert due_and_held(keyed(the.at_most_once, reset={"claimed": False})) == (0, 2)
 
@@ -166,11 +164,9 @@ if connection.vendor != "mysql":  # which has no keys
         assert due_and_held(keyed(the.at_least_once)) == (2, 0)
 
     def test_in_order_rows_behind_one_that_is_not_due_are_held() -> None:
-        for place in (1, 1, 2, 2):
-            Errand.objects.create(place=place)
+        first, *_ = rows_of(1, 1, 2, 2)
         run = keyed(the.transactional, in_order=True)
         assert due_and_held(run) == (4, 0)
-        first = Errand.objects.earliest("pk")
         Errand.objects.filter(pk=first.pk).update(next_attempt_at=ago(hours=-1))
         assert due_and_held(run) == (2, 1)
 
@@ -268,24 +264,13 @@ def test_rows_of_what_no_column_records_cannot_be_listed() -> None:
     assert (found.value, found.how) == (None, "not recorded")
 
 
-def unleased() -> BatchProcessor[Any]:
-    marked = Q(claimed=True, leased_until__isnull=False)
-    return the.at_least_once(
-        the.ignore,
-        pending=Errand.objects.filter(Q(claimed=False) | marked, done=False),
-        claim={"claimed": True},
-        reset={"claimed": False},
-        done={"done": True, "claimed": False},
-    )
-
-
 def test_a_row_with_a_mark_and_no_lease_is_named() -> None:
     """An older loop has left it, no worker takes it, and it is in no other state."""
     left = Errand.objects.create(claimed=True)
     Errand.objects.create(claimed=True, leased_until=ago(minutes=-5))
     Errand.objects.create(claimed=True, leased_until=ago(minutes=5))
     Errand.objects.create()
-    run = unleased()
+    run = marking(the.ignore)
     assert answers(run, only=("in_doubt",)) == {"in_doubt": 1}
     (row,) = pages(run, "in_doubt")
     assert row.pk == left.pk

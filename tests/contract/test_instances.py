@@ -104,14 +104,8 @@ def test_i15_plain_instances_are_handled_once(
     core.Core(rows, delivery, size, core.STATES).check(caplog)
 
 
-def broken() -> None:
-    execute("SELECT no_such_column FROM tests_errand")
-
-
-def cancelled() -> None:
-    execute("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(9)")
-
-
+broken = partial(execute, "SELECT no_such_column FROM tests_errand")
+cancelled = partial(execute, "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(9)")
 FAULTS = [broken, corrupt, *([cancelled] if connection.vendor == "postgresql" else [])]
 claiming = partial(the.at_most_once, reset={"claimed": False})
 

@@ -113,10 +113,7 @@ def test_i6_a_sort_key_that_changes_makes_no_row_come_twice(
 def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
     first, second, third = parcels(3)
     calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-
+    run = processor(lambda row: calls.append(row.pk))
     with another_session_holds(first.pk) as commit:
 
         class Stop(Event):
@@ -128,7 +125,7 @@ def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
 
         if not HAS_ROW_LOCKS:
             commit()  # SQLite: the other copy has the whole database
-        report = processor(handle)(wait_for_locked=30, stop=Stop())
+        report = run(wait_for_locked=30, stop=Stop())
     assert sorted(calls) == [second.pk, third.pk]
     assert report.passes > 1 or not HAS_ROW_LOCKS
     # On SQLite the other copy may have finished its row before ours has looked.

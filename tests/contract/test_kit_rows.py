@@ -127,8 +127,6 @@ def test_the_handler_gets_the_tests_resource() -> None:
     def connect() -> Any:
         raise AssertionError("expected no connection to the service")
 
-    def handle(row: Errand, line: str) -> None:
-        got.append(line)
-
-    assert_settles(the.transactional(handle, resource=connect), row, resource="a fake line")
+    run = the.transactional(lambda row, line: got.append(line), resource=connect)
+    assert_settles(run, row, resource="a fake line")
     assert got == ["a fake line"]

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from threading import Event
 from types import SimpleNamespace
@@ -45,10 +44,6 @@ def lapse(row: Errand) -> None:
     """Let the lease lapse, as it does when its copy is cut off from the database for too long."""
     ago = timezone.now() - timedelta(days=1)
     Errand.objects.using("other").filter(pk=row.pk).update(leased_until=ago)
-
-
-def is_settlement(sql: str) -> bool:
-    return updates(sql) and "leased_until" in sql and "result" in sql
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["handled", "failed"])
@@ -119,7 +114,8 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
         def settles(sql: str) -> bool:
             # MariaDB tries the lock first, which the heartbeat has; SQLite locks all.
             locks = "SKIP LOCKED" in sql or "WHERE 1 = 0" in sql
-            return beat.came.is_set() and (is_settlement(sql) or locks)
+            writes = updates(sql) and "leased_until" in sql and "result" in sql
+            return beat.came.is_set() and (writes or locks)
 
         run = the.at_least_once(handle, lease=SHORT, done=the.with_result)
         with before_statement(settles, renew_now):
@@ -192,19 +188,15 @@ if HAS_ROW_LOCKS:
 def test_lost_leases_are_failures_one_after_the_other(size: int) -> None:
     the.errands(10)
     calls: list[int] = []
-    handle = loses_its_lease(calls)
-    report = the.at_least_once(handle, max_consecutive_failures=3, batch_size=size)()
-    assert len(calls) == 3
-    assert_run(report, lease_lost=3, stopped="failures")
 
-
-def loses_its_lease(calls: list[int]) -> Callable[[Errand], None]:
     def handle(row: Errand) -> None:
         calls.append(row.place)
         later = F("leased_until") + timedelta(hours=1)
         Errand.objects.filter(pk=row.pk).update(leased_until=later)
 
-    return handle
+    report = the.at_least_once(handle, max_consecutive_failures=3, batch_size=size)()
+    assert len(calls) == 3
+    assert_run(report, lease_lost=3, stopped="failures")
 
 
 # --- when leases are renewed, of which rows, and from when on they live
@@ -344,7 +336,7 @@ def test_a_lease_lives_from_the_beginning_of_its_renewal(time: Clock, pauses: Pa
     assert the.untouched(second)
 
 
-# --- aT_LEAST_ONCE: leased and committed before the work, settled if the lease is still held
+# --- AT_LEAST_ONCE: leased and committed before the work, settled if the lease is still held
 
 
 @the.each_question

@@ -205,7 +205,7 @@ def test_without_a_time_no_column_tells_a_claimed_row_from_a_handled_one() -> No
 
 def is_lock(sql: str) -> bool:
     """Recognise the statement with which an action locks its rows, on each database."""
-    if connection.features.has_select_for_update:
+    if HAS_ROW_LOCKS:
         return "FOR UPDATE" in sql or "FOR NO KEY UPDATE" in sql
     return sql.startswith("UPDATE") and "WHERE 1 = 0" in sql
 
@@ -223,11 +223,8 @@ def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(
         at_work.set()
         the.wait(goes_on)
 
-    def done(row: Errand) -> dict[str, Any]:
-        return {"done": True}
-
     # Of a flip by a function, no column is known.
-    options = {"done": done, "reset": {"result": ""}} if by_function else {}
+    options = {"done": lambda row: {"done": True}, "reset": {"result": ""}} if by_function else {}
     run = the.transactional(handle, **{"reset": {"done": False}, **options})
 
     def work() -> Any:

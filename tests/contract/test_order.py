@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.db import connection
 
 from dcl_processor import batch_processor
 from tests.contract.support.errands import PENDING, all_deliveries, only
-from tests.contract.support.groups import MAKERS, Make, at_work, each_at_work, rows_of, run_beside
+from tests.contract.support.groups import Make, at_work, each_at_work, grouped, rows_of, run_beside
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Visit
 
@@ -76,15 +77,9 @@ def test_rows_that_fail_at_the_head_do_not_keep_the_others_out(
 @each_at_work
 def test_a_second_worker_goes_on_in_the_order(delivery: str) -> None:
     rows = rows_of(*range(5))
-    make: Make = ordered
+    make: Make = partial(grouped, group_by=None, pending=URGENT_FIRST)
     with at_work(make, delivery, filter=only(rows[4])):
         report, handled = run_beside(make, delivery)
     skipped = 1 if delivery == "transactional" else 0
     assert_run(report, processed=4, skipped=skipped)
     assert handled == [rows[place].pk for place in (3, 2, 1, 0)]
-
-
-def ordered(delivery: str, handler: Any, **options: Any) -> Any:
-    if delivery == "at_most_once":
-        options.setdefault("done", {"done": True, "claimed": False})
-    return MAKERS[delivery](handler, pending=URGENT_FIRST, **options)

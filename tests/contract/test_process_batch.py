@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -130,31 +130,26 @@ def test_an_interrupt_in_a_call_leaves_its_rows_with_their_leases() -> None:
     assert [the.untouched(row) for row in rows] == [False] * 3 + [True] * 2
 
 
-class Line(AbstractContextManager[bool]):
-    """A resource; the first one is broken."""
-
-    opened: list[Line]
-    closed: list[Line]
-
-    def __enter__(self) -> bool:
-        self.opened.append(self)
-        return len(self.opened) == 1
-
-    def __exit__(self, *_: object) -> None:
-        self.closed.append(self)
-
-
 def test_the_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
     the.errands(4)
-    Line.opened, Line.closed = [], []
+    opened: list[int] = []
+    closed: list[int] = []
+
+    @contextmanager
+    def line() -> Iterator[bool]:
+        opened.append(number := len(opened))
+        try:
+            yield number == 0  # the first one is broken
+        finally:
+            closed.append(number)
 
     def handle(given: Rows, is_broken: bool) -> None:
         if is_broken:
             raise ConnectionError("a broken line")
 
-    run = bulk(the.at_least_once, handle, resource=Line, retry=the.retry())
+    run = bulk(the.at_least_once, handle, resource=line, retry=the.retry())
     assert_run(run(), processed=4)
-    assert (len(Line.opened), Line.closed) == (2, Line.opened)
+    assert (opened, closed) == ([0, 1], [0, 1])
 
 
 def test_rows_whose_leases_lapse_in_a_call_that_raises_are_not_called_alone(

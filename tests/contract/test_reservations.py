@@ -281,11 +281,7 @@ def test_a_take_over_just_before_the_write_is_not_overwritten(method: str) -> No
     [handed] = run.reserve()
     lapse()
     taken: list[Reservation[Any]] = []
-
-    def take() -> None:
-        taken.extend(the.elsewhere(run.reserve))
-
-    with before_statement(is_settled, take):
+    with before_statement(is_settled, lambda: taken.extend(the.elsewhere(run.reserve))):
         assert lost(getattr(handed, method)) == "taken_over"
     assert the.state(row)["leased_until"]
     taken[0].settle("theirs")
@@ -296,19 +292,15 @@ def test_a_take_over_just_before_the_write_is_not_overwritten(method: str) -> No
 
 
 def refused(run: BatchProcessor[Any], token: Any, **options: Any) -> None:
+    def send(*_: Any) -> None:
+        raise AssertionError("a query was sent")
+
     with (
-        before_any_query(),
+        connection.execute_wrapper(send),
         pytest.raises(InvalidToken, match=r"expected a token that reserve\(\) gave out") as error,
     ):
         run.reservation(token, **options)
     assert isinstance(error.value, signing.BadSignature)
-
-
-def before_any_query() -> Any:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a query was sent")
-
-    return connection.execute_wrapper(refuse)
 
 
 @each_kind

@@ -15,19 +15,15 @@ from django.core.management import execute_from_command_line
 from django.test import override_settings
 
 from dcl_processor.insights import status
+from tests import notes
 from tests.edge.manage import Install, Manage, Ran
-from tests.notes import notes_apart
 
 HEAD = (
     "from dcl_processor import BatchProcessor, batch_processor\nfrom tests.models import Parcel\n"
 )
 
 
-@pytest.fixture(autouse=True)
-def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have the notes of the rows at hand in a folder of the test's own: the next one finds none."""
-    with notes_apart(tmp_path_factory):
-        yield
+_notes = notes.of_each_test
 
 
 @pytest.fixture(autouse=True)

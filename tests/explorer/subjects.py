@@ -382,7 +382,6 @@ HEADS = _named(
         headed("lease", "_waiting_head", retry=WAITS),
     ]
 )
-ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **HEADS}
 SUBJECTS = _named([*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE])
 MORE = _named([*WILFUL, *EDITED, *MARKED, PIPELINE])
 CHOOSING = {
@@ -390,6 +389,7 @@ CHOOSING = {
     for each in SUBJECTS.values()
     if not each.tries and each.name not in ("claim_spanning", "lease_spanning")
 }
+EVERY = {**SUBJECTS, **MORE, **CHOOSING, **KEYED, **ONE_KEY, **KEYED_BATCHES, **HEADS}
 #: Those whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, even if another worker has the row: no settlement can help that.
 LAPSING = [name for name in MORE if name.startswith("lease") and name != "lease_saving_another"]

@@ -15,14 +15,12 @@ from tests import seams
 from .schedule import Violation
 from .search import Priorities
 from .stage import Stage, staged
-from .subjects import MORE, ONE_KEY, SUBJECTS
+from .subjects import EVERY
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Schedules until a fault has to be found.
 MOST = 300
-
-EVERY = {**SUBJECTS, **MORE, **ONE_KEY}
 
 
 def without_its_mark(question: Any, write: Any, xid: Any) -> Any:

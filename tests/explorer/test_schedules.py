@@ -16,11 +16,11 @@ from tests.shares import is_whole
 from .search import Parts, Priorities
 from .stage import SECONDS, staged
 from .subjects import (
-    ALL_KEYED,
     BEATING,
     BY_KEY,
     CHOOSING,
     EDITED,
+    EVERY,
     HEADS,
     KEYED,
     KEYED_BATCHES,
@@ -38,7 +38,6 @@ MOST = 100 if is_whole() else 40
 MOST_KEYED = 25
 MOST_BEGUN = 200 if is_whole() else 10
 
-EVERY = {**SUBJECTS, **MORE, **CHOOSING, **ALL_KEYED}
 WRITTEN = os.environ.get("EXPLORE", "")
 
 pytestmark = [

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from threading import Barrier, Thread
 from typing import Any
 
-from django.db import connections
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import ProcessorError
 from tests import models as tables
+from tests.contract.support.errands import meanwhile
 from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.fuzz.cases import RACE, STRANGER, Case
 from tests.fuzz.fresh import stale_facts
 from tests.fuzz.oracle import Columns
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, Barrier
 
 #: What the handler writes into a spare column.
 MARK = "by the handler"
@@ -88,19 +87,12 @@ def _race(case: Case, met: Met) -> None:
     start = Barrier(2)
 
     def copy() -> None:
-        try:
-            start.wait(PATIENCE)
-            _copy(case, met, None)
-        finally:
-            connections.close_all()
+        start.wait()
+        _copy(case, met, None)
 
-    threads = [Thread(target=copy) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE)
-    if any(thread.is_alive() for thread in threads):
-        met.wrong.append("a copy that did not end")
+    with meanwhile(copy) as one, meanwhile(copy) as other:
+        pass
+    met.wrong += [each for each in (*one, *other) if each is not None]
 
 
 def _copy(case: Case, met: Met, using: str | None) -> None:

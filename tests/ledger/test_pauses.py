@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -19,6 +18,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import uncommitted
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -187,21 +187,13 @@ if HAS_ROW_LOCKS:
     def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None:
         """Forced: the second statement waits for the lock of the first one's row."""
         Control.objects.create(processor=NAME)
-        first = threading.Event()
-        go_on = threading.Event()
-
-        def anna() -> bool:
-            with transaction.atomic():
-                won = ledger.pause(NAME, by="anna")
-                first.set()
-                the.wait(go_on)
-            return won
-
-        with the.meanwhile(anna) as annas:
-            the.wait(first)
-            with the.meanwhile(lambda: ledger.pause(NAME, by="ben")) as bens:
-                wait_until_a_session_waits()
-                go_on.set()
+        annas: list[bool] = []
+        with (
+            uncommitted(lambda: annas.append(ledger.pause(NAME, by="anna"))) as commit,
+            the.meanwhile(lambda: ledger.pause(NAME, by="ben")) as bens,
+        ):
+            wait_until_a_session_waits()
+            commit()
         assert (annas, bens) == ([True], [False])
         pause = ledger.state(NAME).pause
         assert pause is not None

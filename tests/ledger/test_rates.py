@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -18,6 +17,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import uncommitted
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -55,20 +55,13 @@ if HAS_ROW_LOCKS:
     def test_two_machines_that_take_rows_at_once_get_no_more_than_the_rate() -> None:
         """Forced: the second statement waits for the lock of the first one's row."""
         Control.objects.create(processor=RATED)
-        first, go_on = threading.Event(), threading.Event()
-
-        def take_all() -> int:
-            with transaction.atomic():
-                got = take(10)
-                first.set()
-                the.wait(go_on)
-            return got
-
-        with the.meanwhile(take_all) as mine:
-            the.wait(first)
-            with the.meanwhile(lambda: take(10)) as others:
-                wait_until_a_session_waits()
-                go_on.set()
+        mine: list[int] = []
+        with (
+            uncommitted(lambda: mine.append(take(10))) as commit,
+            the.meanwhile(lambda: take(10)) as others,
+        ):
+            wait_until_a_session_waits()
+            commit()
         assert (mine, others) == ([10], [0])
 
 

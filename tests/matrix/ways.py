@@ -21,11 +21,6 @@ from .faults import ASKED, fired
 ATTEMPTS = 3
 
 
-def _look_on(execute: Callable[..., Any], *arguments: Any) -> Any:
-    """Look at each statement, as other code may: then each is a message of its own."""
-    return execute(*arguments)
-
-
 class Subject:
     """The processor of a cell, and how often its handler was called for each place."""
 
@@ -37,8 +32,9 @@ class Subject:
         options: dict[str, Any] = {"concurrency": 3} if self.cell.way == "threads" else {}
         if self.cell.lasts:
             options["wait_for_locked"] = 0
-        is_watched = self.cell.way == "watched"
-        with connection.execute_wrapper(_look_on) if is_watched else nullcontext():
+        # Where other code looks at each statement, each is a message of its own.
+        watching = connection.execute_wrapper(lambda execute, *rest: execute(*rest))
+        with watching if self.cell.way == "watched" else nullcontext():
             report = self.processor.run(**options)
         assert report.stopped == "drained", report
         assert report.failed == len(report.failures)
@@ -57,10 +53,7 @@ class Subject:
         async def handle_async(row: Errand) -> None:
             await asyncio.to_thread(self._handle, row)
 
-        def handle(row: Errand) -> None:
-            self._handle(row)
-
-        return handle_async if self.cell.way == "async" else handle
+        return handle_async if self.cell.way == "async" else self._handle
 
     def _result(self, row: Errand) -> Any:
         try:

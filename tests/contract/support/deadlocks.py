@@ -9,6 +9,7 @@ from threading import Event
 from django.db import connection, connections, transaction
 
 from tests.contract.support.errands import meanwhile
+from tests.contract.support.temporary import execute
 from tests.models import Depot, Tag
 from tests.waiting import until, wait
 
@@ -31,7 +32,9 @@ def deadlock() -> Iterator[Callable[[], None]]:
 
     def other() -> None:
         with transaction.atomic(using="other"):
-            _let_the_other_wait()
+            if connection.vendor == "postgresql":
+                # It ends the session that looks for the deadlock first.
+                execute("SET LOCAL deadlock_timeout = '60s'", "other")
             Tag.objects.using("other").bulk_create([Tag(name="heavy") for _ in range(HEAVY)])
             Depot.objects.using("other").filter(pk=theirs.pk).update(name="other")
             holds.set()
@@ -52,13 +55,6 @@ def deadlock() -> Iterator[Callable[[], None]]:
             go.set()
     assert results == [None], results
     assert set(Depot.objects.values_list("name", flat=True)) == {"other"}
-
-
-def _let_the_other_wait() -> None:
-    # PostgreSQL ends the session that looks for the deadlock first.
-    if connection.vendor == "postgresql":
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SET LOCAL deadlock_timeout = '60s'")
 
 
 def a_session_waits() -> bool:
