@@ -15,7 +15,7 @@ from dcl_processor.engine.executors import Executor, Threads
 from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.engine.limits import Limits, refuse_backlog
 from dcl_processor.engine.poison import Notes
-from dcl_processor.engine.resource import Resource, run_coroutine
+from dcl_processor.engine.resource import Resource
 from dcl_processor.engine.rows import Batch, Row, Unsettled
 from dcl_processor.keys.claim import Claims
 from dcl_processor.options.options import Definition
@@ -56,7 +56,7 @@ class Context:
         self.gates = Gates(processor, self.observers)
         self.counters = Counters(processor, self.observers)
         self.handler = Handler(processor)
-        self.resource = Resource(processor, run_coroutine if processor._is_async else None)
+        self.resource = Resource(processor)
         lease = processor.lease
         self.heartbeat = None if lease is None else Heartbeat(lease, processor.name)
         #: The flip, if it is the same for all rows.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
-
-from asgiref.sync import async_to_sync
 
 from dcl_processor.options.options import Definition
 from dcl_processor.report.errors import forget_frames, raise_interrupt
@@ -20,8 +18,7 @@ class Resource:
 
     ``arguments``: the handler's arguments after its row: the resource, or nothing. ``failure``: why
     it could not be opened; no row is to blame for that. ``is_stale``: a row has failed with it,
-    and the next ``ready()`` reopens it.
-    ``run``: runs a coroutine on an event loop.
+    and the next ``ready()`` reopens it. ``run``: runs a coroutine on the loop of all handlers.
     """
 
     def __init__(self, processor: Definition[Any], run: Callable[[Any], Any] | None = None) -> None:
@@ -74,19 +71,11 @@ class Resource:
             stack.callback(lambda: run(manager.__aexit__(None, None, None)))
             return (opened,)
         if not hasattr(manager, "__enter__"):
-            asynchronous = hasattr(manager, "__aenter__")
-            got = "one for 'async with' and a plain handler" if asynchronous else repr(manager)
+            # Inside a TestCase each call of a handler has an event loop of its own.
+            got = "one for 'async with'" if hasattr(manager, "__aenter__") else repr(manager)
             raise InvalidOption(
                 f"{self._processor.name}: expected resource() to return a context manager, got "
-                f"{got}; wrap it with contextlib's contextmanager or closing()."
+                f"{got}; wrap it with contextlib's contextmanager or closing(), and use one for "
+                "'async with' with asynchronous handlers alone, not inside a TestCase."
             )
         return (stack.enter_context(manager),)
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine as the handlers of a ``TestCase`` are run: in this thread, to its end."""
-    return async_to_sync(_awaited)(coroutine)
-
-
-async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return await coroutine

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
+from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -161,26 +162,37 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: the.Make) -> No
 
 @pytest.mark.django_db(transaction=False)
 @the.each_delivery
-def test_inside_testcase_handlers_run_one_by_one_and_get_an_async_resource(make: the.Make) -> None:
+def test_inside_testcase_handlers_run_one_by_one(make: the.Make) -> None:
     the.errands(2)
-    seen: list[str] = []
+    seen: list[int] = []
     at_work: list[int] = []
 
-    class Shop:
-        async def __aenter__(self) -> str:
-            return "shop"
-
-        async def __aexit__(self, *error: object) -> None:
-            seen.append("closed")
-
-    async def handle(row: Errand, resource: str) -> None:
+    async def handle(row: Errand) -> None:
         at_work.append(row.pk)
         await asyncio.sleep(0)
-        seen.append(f"{resource}, {len(at_work)} at work")
+        seen.append(len(at_work))
         at_work.remove(row.pk)
 
-    assert_run(make(handle, resource=Shop, concurrency=3)(), processed=2)
-    assert seen == ["shop, 1 at work"] * 2 + ["closed"]
+    assert_run(make(handle, concurrency=3)(), processed=2)
+    assert seen == [1, 1]
+
+
+@pytest.mark.django_db(transaction=False)
+@the.each_delivery
+def test_inside_testcase_an_async_resource_is_refused(make: the.Make) -> None:
+    """Its event loop would be gone when the handlers get it."""
+    rows = the.errands(1)
+
+    @asynccontextmanager
+    async def shop() -> AsyncIterator[str]:
+        yield "shop"
+
+    async def handle(row: Errand, resource: str) -> None:
+        """Handle it."""
+
+    with pytest.raises(InvalidOption, match=r"got one for 'async with'.+not inside a TestCase"):
+        make(handle, resource=shop)()
+    assert all(the.untouched(row) for row in rows)
 
 
 # --- rows of several claims under way on one event loop

@@ -112,7 +112,7 @@ def test_a_resource_for_async_code_is_refused_to_a_plain_handler() -> None:
         yield "never opened"
 
     errand = Errand.objects.create()
-    with pytest.raises(InvalidOption, match=r"got one for 'async with' and a plain handler"):
+    with pytest.raises(InvalidOption, match=r"got one for 'async with'; wrap"):
         errands(resource=later, **LEASING).run()
     assert the.untouched(errand)
 
