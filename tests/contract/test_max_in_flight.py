@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.groups import at_work
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -55,13 +56,33 @@ if connection.vendor == "postgresql":
             assert (report.processed, report.failed, report.ok) == (0, 0, True)
         assert_run(capped(the.ignore, make, most)(), processed=4 - most)
 
+    class Asked:
+        """A gate that tells that a run asks again, after it has found no place."""
+
+        def __init__(self) -> None:
+            self.times, self.again = 0, Event()
+
+        def may_start(self, n: int) -> int:
+            self.times += 1
+            if self.times > 1:
+                self.again.set()
+            return n
+
+        def ended(self, outcomes: Any) -> None:
+            """Take no note."""
+
     @each
     def test_a_run_waits_for_a_place(make: the.Make) -> None:
         the.errands(3)
-        run = partial(capped(the.ignore, make), wait_for_locked=PATIENCE)
-        with ExitStack() as after, all_at_work(make, 1):
-            reports = after.enter_context(the.meanwhile(run))
-        assert_run(reports[0], processed=2)
+        gate = Asked()
+        run = partial(capped(the.ignore, make, gates=[gate]), wait_for_locked=PATIENCE)
+        with ExitStack() as after:
+            with all_at_work(make, 1):
+                reports = after.enter_context(the.meanwhile(run))
+                wait(gate.again)
+        # The other worker's row may end after the run has read it, and is stale then.
+        report = reports[0]
+        assert (report.processed, report.failed, report.stopped) == (2, 0, "drained")
 
     def test_async_handlers_of_one_run_are_no_more_than_that() -> None:
         the.errands(12)
