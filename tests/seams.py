@@ -54,12 +54,14 @@ WRITING: Seam = (messages, "writing")
 WRITTEN: Seam = (messages.Messages, "_written")
 RELEASE: Seam = (messages, "RELEASE")
 RENEWAL: Seam = (heartbeat.Heartbeat, "_write")
-#: The claim of work in the transaction, and the locks of keys.
+#: The claim of work in the transaction, its messages, and the locks of keys.
 CLAIM: Seam = (deliveries, "claim")
+CLAIMED_BY: Seam = (messages.Messages, "claim")
 KEY_LOCKS: Seam = (claim_of_keys, "_LOCKS")
 TRY_LOCK = "pg_try_advisory_xact_lock(n)"
 
 writing, written = statements.writing, messages.Messages._written
+claimed_by = messages.Messages.claim
 claim, Write, NOTHING = locked.claim, steps.Write, Statement("SELECT 1")
 
 
