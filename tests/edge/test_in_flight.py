@@ -89,7 +89,7 @@ def test_a_suspect_holds_no_other_row_of_its_key_unless_in_order(
     grouped: dict[str, Any] = {"group_by": "priority", "in_order": in_order, "batch_size": size}
     processor = deliver(lambda row: calls.append(row.pk), **grouped)
     left_by_the_dead(processor, rows[0])
-    assert_run(processor(timeout=PATIENCE), processed=8)
+    assert_run(processor(timeout=PATIENCE), processed=8, passes=1)
     if in_order:
         assert [row for row in calls if row in rows[:4]] == rows[:4]
         assert calls.index(rows[0]) >= 4
