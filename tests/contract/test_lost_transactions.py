@@ -139,20 +139,24 @@ def answered(code: str) -> str:
 
 if HAS_ROW_LOCKS:
 
-    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize(("at", "batch_size"), [(0, 1), (1, 1), (0, 3)])
     @pytest.mark.parametrize("code", CONTENTION)
-    def test_contention_in_a_claim_leaves_the_row_for_a_later_pass(code: str, at: int) -> None:
+    def test_contention_in_a_claim_leaves_its_rows_for_a_later_pass(
+        code: str, at: int, batch_size: int
+    ) -> None:
         parcels(3)
         calls: list[int] = []
 
         def claims(sql: str) -> bool:
             return len(calls) == at and "SKIP LOCKED" in sql
 
-        run = processor(lambda row: calls.append(row.priority), pending=UNSENT.order_by("priority"))
+        options: dict[str, Any] = {"pending": UNSENT.order_by("priority"), "batch_size": batch_size}
+        run = processor(lambda row: calls.append(row.priority), **options)
         with before_statement(claims, lambda: execute(answered(code))):
             report = run(wait_for_locked=0)
-        assert_run(report, processed=2, skipped=1)
-        assert sorted(calls) == [place for place in range(3) if place != at]
+        assert_run(report, processed=3 - batch_size, skipped=batch_size)
+        left = range(at, at + batch_size)
+        assert sorted(calls) == [place for place in range(3) if place not in left]
 
 
 # --- connections whose default would make the second check read an old snapshot
@@ -205,6 +209,20 @@ if HAS_ROW_LOCKS:
         run = processor(the.raising(AssertionError()), pending=OF_OPEN_DEPOTS)
         with connected(options), before_statement(between_lock_and_question, close_depots):
             assert_run(run(), stale=1)
+
+    @pytest.mark.parametrize("options", LEVELS[connection.vendor], ids=str)
+    def test_a_handler_reads_what_was_committed_since_it_began(options: dict[str, Any]) -> None:
+        Parcel.objects.create()
+        seen: list[int] = []
+
+        def handle(_: Parcel) -> None:
+            seen.append(Depot.objects.count())
+            Depot.objects.using("other").create()
+            seen.append(Depot.objects.count())
+
+        with connected(options):
+            assert_run(processor(handle)(), processed=1)
+        assert seen == [0, 1]
 
     @pytest.mark.parametrize("change", CHANGES[connection.vendor])
     def test_a_level_that_a_handler_changes_is_not_that_of_the_next_claim(change: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
+from tests import seams
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Parcel, Scan
 
@@ -56,10 +57,16 @@ def read_the_row(row: Parcel) -> None:
 OTHERS = [update_another_row, insert_a_child_and_commit, update_the_joined_row, read_the_row]
 
 
+@pytest.mark.parametrize("in_messages", [True, False])
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.__name__)
 def test_i4_others_go_through_while_a_row_is_handled(
-    other: Callable[[Parcel], None], parcel: Parcel
+    other: Callable[[Parcel], None],
+    parcel: Parcel,
+    in_messages: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not in_messages:
+        seams.replace(monkeypatch, seams.SUITS, lambda *_: False)
     Parcel.objects.create(sent=True)
     processor(other)().raise_for_failures()
     assert Parcel.objects.filter(sent=True).count() == 2
