@@ -1,4 +1,4 @@
-"""The suite's promises: each test is run, and only a wait that ran out is repeated."""
+"""That the stages run all tests that there are."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import itertools
 import re
 import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests import suite
 from tests.contract import conftest as contract
 from tests.environments import CHECKOUT
 from tests.mutants.listed import mutants
-from tests.progress import Progress, Report
-from tests.suite import Run, Stage, stages
+from tests.suite import stages
 
 #: Collected where the database is another one, or by name only.
 NOT_HERE = {*(f"tests/contract/{name}" for name in contract.collect_ignore)}
@@ -96,80 +89,3 @@ def _pages() -> Iterator[tuple[str, int]]:
     for page in [CHECKOUT / "README.md", *CHECKOUT.glob("docs/**/*.md")]:
         if page.name != "tutorial.md":  # tests/docs/test_adopt.py follows it
             yield str(page.relative_to(CHECKOUT)), len(BLOCK.findall(page.read_text()))
-
-
-# --- verdicts
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a folder of the checkout, so that its conftest.py holds there."""
-    build = CHECKOUT / "build"
-    build.mkdir(exist_ok=True)
-    monkeypatch.setenv("CI", "true")
-    with tempfile.TemporaryDirectory(dir=build) as name:
-        monkeypatch.setattr(suite, "FOLDER", Path(name))
-        yield Path(name)
-
-
-BEGIN = """
-import logging, pathlib
-from tests.waiting import Late
-runs = pathlib.Path(__file__).with_suffix(".runs")
-def number():
-    with runs.open("a") as file: file.write("x")
-    return len(runs.read_text())
-"""
-LATE_ONCE = "def test_late():\n    if number() == 1: raise Late('a row')\n"
-LATE_TWICE = "def test_late():\n    if number() in (1, 3): raise Late('a row')\n"
-WRONG_LATER = (
-    "def test_late():\n    if number() == 1: raise Late('a row')\n    assert number() < 4\n"
-)
-WRONG_ONCE = (
-    "def test_wrong():\n    logging.getLogger().error('ERROR tests/no.py was printed')\n"
-    "    assert number() != 1\n"
-)
-
-
-def judged(folder: Path, written: str, count: int | None = None) -> tuple[Report, str]:
-    """Run a stage of one module to its verdict; return that, and what was printed."""
-    module = folder / "test_it.py"
-    module.write_text(BEGIN + written)
-    stage = Stage("moon", "", 60, tests=(str(module.relative_to(CHECKOUT)),), count=count)
-    report = Report(1.0)
-    Run("gate").all([stage], Progress(time.monotonic(), ["moon"]), report)
-    return report, (folder / "test_it.runs").read_text()
-
-
-def test_a_test_that_was_late_passes_if_it_does_so_three_times_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report, runs = judged(folder, LATE_ONCE, count=1)
-    assert (report.is_red(), len(runs)) == (False, 4)
-    report.print(folder)
-    out = capsys.readouterr().out
-    assert "LATE moon: build/" in out
-    assert "expected a row within" in out
-    assert out.endswith("=== GREEN, 1 were late and passed three times alone\n")
-
-
-@pytest.mark.parametrize("written", [LATE_TWICE, WRONG_LATER])
-def test_one_failure_of_the_three_is_final(folder: Path, written: str) -> None:
-    report, _ = judged(folder, written)
-    assert report.is_red()
-
-
-@pytest.mark.parametrize("written", [WRONG_ONCE, WRONG_ONCE + LATE_ONCE])
-def test_every_other_failure_is_final_at_once(
-    folder: Path, written: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report, runs = judged(folder, written)
-    assert report.is_red()
-    assert len(runs) <= 2
-    report.print(folder)
-    lines = capsys.readouterr().out.partition("\nFAILED")[2].splitlines()
-    assert lines[0].endswith("::test_wrong")
-    assert not any(line.startswith(("FAILED ERROR", "ERROR")) for line in lines)
-    assert lines[1].endswith("/test_it.py:10: assert number() != 1")
-    assert any("| ERROR    root:test_it.py:9 ERROR tests/no.py" in line for line in lines)
-    assert any("python -m tests.suite 'moon'" in line for line in lines)

@@ -76,10 +76,9 @@ if connection.vendor == "postgresql":
         the.errands(3)
         gate = Asked()
         run = partial(capped(the.ignore, make, gates=[gate]), wait_for_locked=PATIENCE)
-        with ExitStack() as after:
-            with all_at_work(make, 1):
-                reports = after.enter_context(the.meanwhile(run))
-                wait(gate.again)
+        with ExitStack() as after, all_at_work(make, 1):
+            reports = after.enter_context(the.meanwhile(run))
+            wait(gate.again)
         # The other worker's row may end after the run has read it, and is stale then.
         report = reports[0]
         assert (report.processed, report.failed, report.stopped) == (2, 0, "drained")
