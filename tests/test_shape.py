@@ -67,10 +67,10 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: ALL.lines, 16_264, 15_000),
-        ("lines of the core", lambda: lines(INNER), 7_988, 7_000),
+        ("lines of the package", lambda: ALL.lines, 16_252, 15_000),
+        ("lines of the core", lambda: lines(INNER), 7_977, 7_000),
         ("modules of the core", lambda: len(INNER), 53, 50),
-        ("decisions of the core", lambda: decisions(INNER), 1_315, 1_100),
+        ("decisions of the core", lambda: decisions(INNER), 1_314, 1_100),
         ("lines of keys", lambda: lines(KEYS), 707, 600),
         ("modules of keys", lambda: len(KEYS), 5, 6),
         ("decisions of keys", lambda: decisions(KEYS), 92, 100),
